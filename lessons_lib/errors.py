@@ -1,0 +1,80 @@
+"""What can go wrong in a distributed program, each kind with a name and an explanation.
+
+Ground floor: nothing here imports torch, so that a saved recording is explained by the same words as a live run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+class RunError(RuntimeError):
+    """A program on several ranks could not finish. The message says which rank, which operation, which line."""
+
+
+class RankFailed(RunError):
+    """A rank raised an exception, died, or did not answer in time."""
+
+
+class Deadlock(RunError):
+    """Ranks wait for something that cannot come; the message says who waits for whom."""
+
+
+class Mismatch(RunError):
+    """Ranks disagree about an operation: its kind, size, dtype, or who takes part."""
+
+
+class BufferMisuse(RunError):
+    """A tensor was handed over in a way that loses data: non-contiguous, changed before wait, handle dropped."""
+
+
+class OrderWarning(UserWarning):
+    """Ranks reached the same collective from different lines; values may be mixed without an error."""
+
+
+@dataclass(frozen=True)
+class Wait:
+    """One rank that cannot go on: `rank` does `what` at `line`, and needs each of `needs` to do `missing`."""
+
+    rank: int
+    what: str  # "recv from rank 1"
+    line: str  # "cell 3, line 5: dist.recv(x, 1)"
+    needs: tuple[int, ...]
+    missing: str  # "send to rank 0"
+    sends: bool = False  # whether `what` is a send: two that both send first get advice of their own
+
+
+def deadlock_message(waits: list[Wait], ended: set[int] | frozenset[int] = frozenset()) -> str:
+    """The sentence shown for a deadlock: who waits for whom, at which line, and what to change.
+
+    `waits` are the ranks that are stuck, `ended` the ranks whose program has returned.
+    """
+    rows = []
+    for wait in sorted(waits, key=lambda w: w.rank):
+        for rank in wait.needs[:4]:
+            state = "has finished and will never" if rank in ended else "has not reached that:"
+            doing = next((w.what for w in waits if w.rank == rank), "it is elsewhere")
+            reason = f"{state} {wait.missing}" if rank in ended else f"needs {wait.missing}, but is in {doing}"
+            rows.append(f"  rank {wait.rank} waits in {wait.what} (line {wait.line}): rank {rank} {reason}")
+        if len(wait.needs) > 4:
+            rows.append(f"  ... and {len(wait.needs) - 4} more ranks that rank {wait.rank} waits for")
+    return "Deadlock: these ranks wait for something that cannot come.\n" + "\n".join(rows) + "\n" + _advice(waits, ended)
+
+
+def _advice(waits: list[Wait], ended: set[int] | frozenset[int]) -> str:
+    senders = {w.rank for w in waits if w.sends}
+    if any(w.sends and set(w.needs) & senders for w in waits):
+        return (
+            "What to do: a blocking send returns only when its message is received, so two ranks that both send first "
+            "wait for ever. Let one side receive first (even ranks send, odd ranks receive, then the other way round), "
+            "or use dist.isend and wait after the receive."
+        )
+    if any(set(w.needs) & set(ended) for w in waits):
+        return (
+            "What to do: every send needs exactly one matching receive (same two ranks, same group, same tag), and every "
+            "collective must be called by all members of its group. Look for the call that is missing on the rank that finished."
+        )
+    return (
+        "What to do: follow the circle above and change the order on one of these ranks, so that somebody's partner is "
+        "already there; with dist.isend / dist.irecv a rank can post both before it waits for either."
+    )
