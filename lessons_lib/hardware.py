@@ -121,10 +121,11 @@ def rate(bandwidth: float) -> str:
 
 
 # ---- links: per direction and device ---------------------------------------------------------------------------------
-# Latency is the time that one more message costs, software included. NVLink 1.9 us, PCIe 2.5 us and InfiniBand 4.0 us are the per-step constants
-# of PyTorch's own model of NCCL rings (protocol LL128) [torch/_inductor/comm_analysis.py]; they put the floor of a ring
-# all-reduce over 8 GPUs at 27 us (NVLink) and 35 us (PCIe), where 20-60 us is measured. Fast Ethernet takes the same model's 14 us for
-# a network under the protocol Simple. 25 us for 10 and 25 Gbit is an assumption: half of a 50 us TCP round trip within one rack.
+# Latency is the time that one more message costs, software included. NVLink 1.9 us, PCIe 2.5 us and InfiniBand 4.0 us are the
+# per-step constants of PyTorch's own model of NCCL rings (protocol LL128) [torch/_inductor/comm_analysis.py]; they put the
+# floor of a ring all-reduce over 8 GPUs at 27 us (NVLink) and 35 us (PCIe), where 20-60 us is measured. Fast Ethernet takes the
+# same model's 14 us for a network under the protocol Simple. 25 us for 10 and 25 Gbit is an assumption: half of a 50 us TCP
+# round trip within one rack.
 _STEP = "latency: NCCL ring step, torch/_inductor/comm_analysis.py (LL128)"
 _GUIDE = "bandwidth: ml-engineering, network/README.md (tables cite vendor pages)"
 _LINE = "bandwidth: line rate in bits / 8"
@@ -149,8 +150,9 @@ LINKS = (ETHERNET_10G, ETHERNET_25G, ETHERNET_100G, PCIE3, IB_HDR, PCIE4, IB_NDR
          NVLINK5)  # fmt: skip
 
 # ---- devices: dense bf16 or fp16 peak (data sheets often print twice that, for sparse matrices) ----------------------------
-# Efficiency is the highest matrix-product rate measured, over the peak, where somebody measured it: A100 271.2 / 312, H100 794.5 / 989,
-# B200 1745 / 2250 TFLOP/s [ml-engineering]; H200 has the H100's chip, and 828.6 / 989 was measured on a GH200. Others take the default.
+# Efficiency is the highest matrix-product rate measured, over the peak, where somebody measured it: A100 271.2 / 312, H100
+# 794.5 / 989, B200 1745 / 2250 TFLOP/s [ml-engineering]; H200 has the H100's chip, and 828.6 / 989 was measured on a GH200.
+# Others take the default.
 _TABLE = "ml-engineering, compute/accelerator/README.md (tables cite vendor pages)"
 _SHEETS = "vendor data sheet, as repeated by two specification sites"
 
@@ -164,8 +166,9 @@ L40S = Device(362e12, 48e9, 864e9, DEFAULT_EFFICIENCY, "L40S", GPU_LAUNCH, "vend
 H100 = Device(989e12, 80e9, 3350e9, 0.80, "H100", GPU_LAUNCH, f"{_TABLE}; SXM")
 H200 = Device(989e12, 141e9, 4800e9, 0.80, "H200", GPU_LAUNCH, f"{_TABLE}; SXM")
 B200 = Device(2250e12, 180e9, 8000e9, 0.78, "B200", GPU_LAUNCH, f"{_TABLE}; SXM")
-# One core of a laptop, since every rank runs one thread: 3.1 GHz x 2 units x 8 fp32 lanes x 2 (multiply and add) = 99 GFLOP/s; a quarter of
-# 51.2 GB/s (two channels of DDR4-3200) and of 16 GB, for four ranks share them. 1 us: one addition of two numbers in PyTorch on one thread.
+# One core of a laptop, since every rank runs one thread: 3.1 GHz x 2 units x 8 fp32 lanes x 2 (multiply and add) = 99 GFLOP/s;
+# a quarter of 51.2 GB/s (two channels of DDR4-3200) and of 16 GB, for four ranks share them. 1 us: one addition of two numbers
+# in PyTorch on one thread.
 LAPTOP = Device(99.2e9, 4e9, 12.8e9, DEFAULT_EFFICIENCY, "laptop core", 1e-6, "arithmetic on a common laptop's clock and memory")
 
 DEVICES = (LAPTOP, T4, V100, RTX4090, A100, L40S, H100, H200, B200)  # in rising peak
@@ -173,8 +176,9 @@ DEVICES = (LAPTOP, T4, V100, RTX4090, A100, L40S, H100, H200, B200)  # in rising
 
 @dataclass(frozen=True)
 class Cluster:
-    """`nodes` machines with `devices_per_node` devices each. Ranks fill one node after the other: rank r is on node r // devices_per_node.
+    """`nodes` machines with `devices_per_node` devices each.
 
+    Ranks fill one node after the other: rank r is on node r // devices_per_node.
     Any two devices of a node talk over `intra_node`, devices of two nodes over `inter_node`.
     """
 
