@@ -1,0 +1,108 @@
+"""A timeline as Chrome trace events, to be opened at ui.perfetto.dev (or chrome://tracing) and zoomed into.
+
+Format: "Trace Event Format" (Chromium project). One process a rank. Its first track holds compute and communication as complete
+events ("X"); further tracks hold its transfers, as many as overlap. An arrow (flow events "s" and "f") leads from the sender's
+transfer to the receiver's. Times are microseconds, rounded to nanoseconds so that neighbours never overlap.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+from pathlib import Path
+
+import numpy as np
+
+from .wording import KINDS
+
+
+def to_perfetto(timeline, path) -> None:
+    """Write the timeline to `path` as JSON."""
+    events = [*_names(timeline), *_spans(timeline)]
+    events += _transfers(timeline)
+    about = {"title": timeline.title, "kind": timeline.kind, "step time (s)": timeline.step_time}
+    data = {"traceEvents": events, "displayTimeUnit": "ns", "otherData": about}
+    Path(path).write_text(json.dumps(data, allow_nan=False), encoding="utf-8")
+
+
+def _meta(what: str, pid: int, tid: int, **args) -> dict:
+    return {"ph": "M", "name": what, "pid": pid, "tid": tid, "ts": 0, "args": args}
+
+
+def _names(timeline) -> list[dict]:
+    out = []
+    for rank in range(timeline.world_size):
+        out.append(_meta("process_name", rank, 0, name=f"rank {rank} ({timeline.kind})"))
+        out.append(_meta("process_sort_index", rank, 0, sort_index=rank))
+        out.append(_meta("thread_name", rank, 0, name="compute and communication"))
+        out.append(_meta("thread_sort_index", rank, 0, sort_index=0))
+    return out
+
+
+def _nanoseconds(seconds: np.ndarray) -> np.ndarray:
+    return np.rint(np.asarray(seconds, dtype=float) * 1e9).astype(np.int64)
+
+
+def _spans(timeline) -> list[dict]:
+    columns, labels, details = timeline.columns, timeline.labels, timeline.details
+    start, end = _nanoseconds(columns["start"]).tolist(), _nanoseconds(columns["end"]).tolist()
+    rows = zip(
+        columns["rank"].tolist(), start, end, columns["kind"].tolist(), columns["label"].tolist(), columns["detail"].tolist()
+    )
+    out = []
+    for rank, begin, stop, kind, label, detail in rows:
+        if KINDS[kind] == "idle":
+            continue  # an empty track says it
+        done = details[detail] if detail >= 0 else ""
+        name = (labels[label] if label >= 0 else "") or done.split(" ")[0] or KINDS[kind]
+        out.append(
+            {"ph": "X", "name": name, "cat": KINDS[kind], "pid": rank, "tid": 0, "ts": begin / 1000, "dur": (stop - begin) / 1000,
+             "args": {"kind": KINDS[kind], "detail": done}}
+        )  # fmt: skip
+    return out
+
+
+class Tracks:
+    """Gives every transfer of one rank a track (1, 2, ...) on which nothing else is at that time."""
+
+    def __init__(self):
+        self.busy: list[tuple[int, int]] = []  # (busy until, track)
+        self.count = 0
+
+    def take(self, start: int, end: int) -> int:
+        """Calls come in order of start."""
+        if self.busy and self.busy[0][0] <= start:
+            track = heapq.heappop(self.busy)[1]
+        else:
+            self.count += 1
+            track = self.count
+        heapq.heappush(self.busy, (end, track))
+        return track
+
+
+def _transfers(timeline) -> list[dict]:
+    columns = timeline.transfer_columns
+    start, end = _nanoseconds(columns["start"]), _nanoseconds(columns["end"])
+    message = columns["destination"] >= 0
+    tracks = [Tracks() for _ in range(timeline.world_size)]
+    transfers, out = timeline.transfers, []
+    for i in np.lexsort((end, start)).tolist():
+        transfer, ts, dur = transfers[i], int(start[i]), int(end[i] - start[i])
+        ends = ((transfer.ranks[0], "send to rank"), (transfer.ranks[1], "receive from rank")) if message[i] else ()
+        for j, (rank, what) in enumerate(ends or [(rank, "") for rank in transfer.ranks]):
+            name = f"{what} {transfer.ranks[1 - j]}" if message[i] else transfer.label
+            track = tracks[rank].take(ts, ts + dur)
+            place = {"pid": rank, "tid": track}
+            args = {"bytes": int(transfer.nbytes), "ranks": [int(r) for r in transfer.ranks]}
+            out.append({"ph": "X", "name": name, "cat": "transfer", **place, "ts": ts / 1000, "dur": dur / 1000, "args": args})
+            if message[i] and j == 0:
+                out.append({"ph": "s", "name": "message", "cat": "message", "id": i, **place, "ts": ts / 1000})
+            elif message[i]:  # within the receiver's slice, for "bp": "e" ties the arrow to the slice around it
+                out.append(
+                    {"ph": "f", "bp": "e", "name": "message", "cat": "message", "id": i, **place, "ts": (ts + dur // 2) / 1000}
+                )
+    for rank, used in enumerate(tracks):
+        for track in range(1, used.count + 1):
+            out.append(_meta("thread_name", rank, track, name=f"transfers {track}" if used.count > 1 else "transfers"))
+            out.append(_meta("thread_sort_index", rank, track, sort_index=track))
+    return out

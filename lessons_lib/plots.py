@@ -1,0 +1,29 @@
+"""Pictures of timelines: every one as SVG or matplotlib figure, and as text. This is the front door; each has a file of its own.
+
+timeline_svg, timeline_text              a row a rank: compute, communication, idle, transfers
+curve, curve_text, curve_frame           step time against bandwidth, with marks at real links
+breakdown, breakdown_text, breakdown_svg where each rank's step goes
+sentence                                 the finding in words
+to_perfetto                              a file for the Perfetto viewer
+
+None of these needs torch. matplotlib is imported when `curve` or `breakdown` is first used.
+"""
+
+from .curve_picture import breakdown_svg, curve_frame
+from .perfetto import to_perfetto
+from .text_pictures import breakdown_text, curve_text, timeline_text
+from .timeline_picture import timeline_svg
+from .wording import format_bytes, format_time, sentence
+
+__all__ = [
+    "breakdown", "breakdown_svg", "breakdown_text", "curve", "curve_frame", "curve_text", "format_bytes", "format_time", "sentence",
+    "timeline_svg", "timeline_text", "to_perfetto",
+]  # fmt: skip
+
+
+def __getattr__(name):
+    if name in ("curve", "breakdown"):
+        from . import figures
+
+        return getattr(figures, name)
+    raise AttributeError(f"lessons_lib.plots has no {name!r}; it has: {', '.join(__all__)}")
