@@ -1,0 +1,124 @@
+"""Run notebooks and store what they print, so that two runs store the same file.
+
+    python tests/store_outputs.py                       all lessons
+    python tests/store_outputs.py notebooks/00_*.ipynb  some
+
+Each runs from top to bottom in a fresh kernel of this very Python. Widgets are stored with their first state, so that a page
+without a kernel still shows their picture. What would differ from run to run is made the same: names of widgets,
+places of files, versions and times in the metadata.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import ipykernel.kernelspec
+import nbformat
+from jupyter_client.kernelspec import KernelSpecManager
+from jupyter_client.manager import AsyncKernelManager
+from nbclient import NotebookClient
+
+ROOT = Path(__file__).resolve().parents[1]
+CELL_SECONDS = 120
+HOLD = {"LESSONS_HOLD_SECONDS": "60"}  # as in notebooks/conftest.py: ranks' prints in rank order
+KERNELSPEC = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
+LANGUAGE = {"name": "python", "file_extension": ".py", "mimetype": "text/x-python", "pygments_lexer": "ipython3"}
+KEPT_CELL_METADATA = ("tags", "reason", "jupyter", "nbgrader")
+WIDGET_STATE = "application/vnd.jupyter.widget-state+json"
+WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
+
+
+class ThisPython(KernelSpecManager):
+    """Every name means a kernel of the Python that runs this script."""
+
+    def get_kernel_spec(self, kernel_name):
+        return self.kernel_spec_class(resource_dir=ipykernel.kernelspec.RESOURCES, **ipykernel.kernelspec.get_kernel_dict())
+
+
+def execute(notebook, folder: Path):
+    """Run every cell in a fresh kernel whose working folder is `folder`; outputs and widgets' states land in `notebook`."""
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            cell.outputs, cell.execution_count = [], None
+    notebook.metadata.pop("widgets", None)
+    manager = AsyncKernelManager(kernel_name="python3", kernel_spec_manager=ThisPython())
+    client = NotebookClient(
+        notebook, km=manager, timeout=CELL_SECONDS, resources={"metadata": {"path": str(folder)}}, record_timing=False
+    )
+    client.execute(env={**os.environ, **HOLD}, cwd=str(folder), stderr=subprocess.DEVNULL)
+    return notebook
+
+
+def normalise(notebook):
+    """Make everything the same that differs from run to run and means nothing to a reader. Changes and returns `notebook`."""
+    states = notebook.metadata.get("widgets", {})
+    notebook.metadata = nbformat.from_dict({"kernelspec": dict(KERNELSPEC), "language_info": dict(LANGUAGE)})
+    if states.get(WIDGET_STATE, {}).get("state"):
+        notebook.metadata["widgets"] = states
+    for index, cell in enumerate(notebook.cells):
+        cell.metadata = nbformat.from_dict({k: v for k, v in cell.metadata.items() if k in KEPT_CELL_METADATA and v})
+        if not cell.get("id"):
+            cell["id"] = f"cell-{index:02d}"
+        if cell.cell_type == "code":
+            cell.outputs = [_without_places(output) for output in cell.outputs]
+    return rename_widgets(notebook)
+
+
+def _without_places(output):
+    """Tracebacks name files by the place where this machine keeps them; a reader needs the part within the course or package."""
+    if output.output_type == "error":
+        output.traceback = [without_places(line) for line in output.traceback]
+    return output
+
+
+def without_places(text: str) -> str:
+    """`text` with the folders of this machine cut off: the course's, its packages', the standard library's, temporary cells'."""
+    for folder in (str(ROOT), re.escape(str(ROOT))):
+        text = text.replace(folder + os.sep, "")
+    text = re.sub(r"[^\s\"'(]*[/\\](?:site|dist)-packages[/\\]", "", text)
+    text = re.sub(r"[^\s\"'(]*[/\\]lib[/\\]python3\.\d+[/\\]", "", text)
+    return re.sub(r"[^\s\"'(]*[/\\]ipykernel_\d+[/\\]\d+\.py", "<cell>", text)
+
+
+def rename_widgets(notebook):
+    """Give widgets names that depend on their order in the notebook alone (they are random otherwise)."""
+    states = notebook.metadata.get("widgets", {}).get(WIDGET_STATE, {}).get("state", {})
+    for state in states.values():
+        if state["model_name"].endswith(("LayoutModel", "StyleModel")):  # of their fifty fields, those that are set
+            state["state"] = {name: value for name, value in state["state"].items() if value is not None}
+    text = nbformat.writes(notebook)
+    for number, name in enumerate(states):  # in the order in which the kernel opened them
+        text = text.replace(name, hashlib.md5(f"widget {number}".encode()).hexdigest())
+    return nbformat.reads(text, as_version=4)
+
+
+def store(path: Path) -> bool:
+    """Run one notebook and write it back; whether the file changed."""
+    before = path.read_text(encoding="utf-8")
+    notebook = normalise(execute(nbformat.reads(before, as_version=4), path.parent))
+    nbformat.validate(notebook)
+    after = nbformat.writes(notebook) + "\n"
+    if after != before:
+        path.write_text(after, encoding="utf-8", newline="\n")
+    return after != before
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("notebooks", nargs="*", type=Path, help="default: all in notebooks/")
+    chosen = parser.parse_args().notebooks or sorted((ROOT / "notebooks").glob("*.ipynb"))
+    for path in chosen:
+        print(f"{path}: ", end="", flush=True)
+        print("stored" if store(path.resolve()) else "as it was")
+    if not chosen:
+        sys.exit("no notebooks found")
+
+
+if __name__ == "__main__":
+    main()
