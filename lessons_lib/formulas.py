@@ -1,8 +1,8 @@
 """Closed forms: how long a collective takes, how much each rank sends, and how bandwidth is counted. One function each.
 
-Everything here is predicted, not measured. Times are in seconds; `nbytes` is the full buffer as nccl-tests counts it (all-gather: the
-output; reduce-scatter: the input; gather and scatter: the total; all-to-all: one rank's whole send buffer); `bandwidth` is in bytes/s
-per direction per device and may be a numpy array; `latency` is in seconds per message and may be one, too.
+Everything here is predicted, not measured. Times are in seconds; `nbytes` is the full buffer as nccl-tests counts it
+(all-gather: the output; reduce-scatter: the input; gather and scatter: the total; all-to-all: one rank's whole send buffer);
+`bandwidth` is in bytes/s per direction per device and may be a numpy array; `latency` is in seconds per message and may be one.
 
 The model is "alpha-beta": a message costs latency + bytes / bandwidth, and a device sends one and receives one at a time.
 [Thakur, Rabenseifner, Gropp, "Optimization of Collective Communication Operations in MPICH", 2005]
@@ -86,7 +86,10 @@ def all_to_all(nbytes, members, bandwidth, latency=0.0):
 
 
 def barrier(members, latency):
-    """ceil(log2 n) x latency: in each round everybody tells one more rank, twice as far away. Source: Hensgen, Finkel, Manber, 1988."""
+    """ceil(log2 n) x latency: in each round everybody tells one more rank, twice as far away.
+
+    Source: Hensgen, Finkel, Manber, "Two algorithms for barrier synchronization", 1988.
+    """
     return _checked(_barrier, 0, members, 1.0, latency)
 
 
@@ -156,7 +159,7 @@ def collective_time(op, nbytes, members, cluster: Cluster, algorithm="ring"):
     """Seconds for one collective of `members` (ranks, or how many: then the first ones) on a cluster.
 
     Members of one node use its inner link; one member per node: the network; several on several nodes: a hierarchical algorithm.
-    `algorithm` is "ring" or "tree"; a tree serves all_reduce, broadcast and reduce, and for the others both mean the same (as in NCCL).
+    `algorithm` is "ring" or "tree"; a tree serves all_reduce, broadcast and reduce; for the others both mean the same.
     """
     check_algorithm(algorithm)
     if op not in COLLECTIVES:
@@ -181,8 +184,8 @@ def group_shape(nodes) -> tuple[int, int, int, int]:
 def price(op, nbytes, shape, intra, inter, algorithm="ring"):
     """`collective_time` without checks. `shape` as of `group_shape`; `intra`, `inter`: (bandwidth, latency), numbers or arrays.
 
-    Where nodes have unequal numbers of members, the phase inside a node takes as long as on the fullest node, and the network phase as long
-    as on the emptiest one, whose few members carry the most each. A phase starts when the one before has ended.
+    Where nodes have unequal numbers of members, the phase inside a node takes as long as on the fullest node, and the network
+    phase as long as on the emptiest one, whose few members carry the most each. A phase starts when the one before has ended.
     """
     n, m, fewest, most = shape
     if n == 1:
@@ -206,8 +209,11 @@ def price(op, nbytes, shape, intra, inter, algorithm="ring"):
 
 
 def bytes_sent(op, nbytes, members):
-    """Bytes that the busiest rank sends. Ring: all-reduce 2(n-1)/n x bytes, its halves and all-to-all (n-1)/n x bytes, broadcast and reduce
-    1 x bytes (no more than once along the chain); scatter (n-1)/n x bytes by the root; gather 1/n x bytes by each of the others."""
+    """Bytes that the busiest rank sends: all-reduce 2(n-1)/n x bytes; reduce-scatter, all-gather, all-to-all (n-1)/n x bytes.
+
+    Broadcast and reduce: bytes, once along the chain. Scatter: (n-1)/n x bytes by the root. Gather: 1/n x bytes by each other rank.
+    Source: the algorithms named above.
+    """
     n, nbytes = _members(members), _bytes(nbytes)
     if op == "gather":
         return min(n - 1, 1) * nbytes / n
@@ -215,7 +221,7 @@ def bytes_sent(op, nbytes, members):
 
 
 def bus_factor(op, members):
-    """busbw / algbw: 2(n-1)/n for all-reduce; (n-1)/n for reduce-scatter, all-gather, gather, scatter, all-to-all; 1 for broadcast, reduce.
+    """busbw / algbw: 2(n-1)/n for all-reduce, 1 for broadcast and reduce, (n-1)/n for the others.
 
     Source: nccl-tests, PERFORMANCE.md. A barrier moves no data and has 0.
     """
