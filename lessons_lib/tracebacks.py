@@ -1,0 +1,101 @@
+"""Python stacks and exceptions of a rank, told in the learner's own lines: no frame of the launcher or the recorder."""
+
+from __future__ import annotations
+
+import os
+import re
+import traceback
+from types import FrameType
+
+from . import sources
+
+_HOME = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_FRAMES = 12  # frames shown of one stack; a recursion has thousands
+_LOST = re.compile(  # what gloo and the rendezvous say when another rank is the cause
+    r"(connection|socket).{0,40}(closed|reset|refused|broken)|closed by peer|reset by peer|broken pipe|timed? ?out|read error|"
+    r"connection aborted|no route to host|errno 10[0-9]|store.{0,60}(unreachable|wait)",
+    re.IGNORECASE | re.DOTALL,
+)
+
+
+def is_hidden(filename: str) -> bool:
+    """Whether a frame belongs to lessons_lib's own workings, or to what starts a process."""
+    return filename.startswith(_HOME) and not sources.is_user_code(filename)
+
+
+def stack_text(stack: list[traceback.FrameSummary]) -> str:
+    """One entry a frame, outermost first: "  cell 3, line 5, in step" and the line's text below it."""
+    shown = [f for f in stack if not is_hidden(f.filename) and not f.filename.startswith("<frozen")]
+    first = next((i for i, f in enumerate(shown) if sources.is_user_code(f.filename)), None)
+    shown = shown[first:] if first is not None else []
+    rows = []
+    for frame in shown if len(shown) <= _FRAMES else [*shown[: _FRAMES // 2], None, *shown[-_FRAMES // 2 :]]:
+        if frame is None:
+            rows.append(f"  ... {len(shown) - _FRAMES:,} more frames ...")
+            continue
+        where = "" if frame.name in ("<module>", "<lambda>") else f", in {frame.name}"
+        rows.append(f"  {sources.title(frame.filename)}, line {frame.lineno}{where}")
+        if frame.line:
+            rows.append(f"    {frame.line.strip()}")
+    return "\n".join(rows)
+
+
+def place(stack: list[traceback.FrameSummary]) -> str:
+    """The innermost line of the learner's own: "cell 3, line 5: x.view(3)"; "" if there is none."""
+    for frame in reversed(stack):
+        if sources.is_user_code(frame.filename):
+            return sources.describe(frame.filename, frame.lineno)
+    return ""
+
+
+def of_frame(frame: FrameType) -> list[traceback.FrameSummary]:
+    return list(traceback.extract_stack(frame))
+
+
+def of_exception(error: BaseException) -> list[traceback.FrameSummary]:
+    return list(traceback.extract_tb(error.__traceback__))
+
+
+def exception_text(error: BaseException) -> str:
+    """The stack of an exception, then its name and message, then what caused it."""
+    seen, parts = set(), []
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        own = "".join(traceback.format_exception_only(type(error), error)).strip()
+        stack = stack_text(of_exception(error))
+        parts.append(f"{stack}\n{own}" if stack else own)
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    return "\n\nThis came of:\n".join(parts)
+
+
+def summary(error: BaseException) -> str:
+    """ "ValueError: bad shape"; the name alone if there is no message."""
+    try:
+        text = str(error)
+    except Exception:
+        text = "(its message cannot be shown)"
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def is_secondary(error: BaseException) -> bool:
+    """Whether an exception only says that another rank went away: gloo's and the rendezvous's "connection closed", "timed out"."""
+    if not isinstance(error, (RuntimeError, ConnectionError)):
+        return False
+    text, names = str(error), {cls.__name__ for cls in type(error).__mro__}
+    from_torch = bool(names & {"DistError", "DistBackendError", "DistNetworkError", "DistStoreError"}) or "gloo" in text
+    from_torch = from_torch or any("torch" in f.filename.split(os.sep) for f in of_exception(error)[-1:])
+    return from_torch and bool(_LOST.search(text))
+
+
+_FAULT = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.*)$')
+
+
+def of_faulthandler(text: str) -> list[traceback.FrameSummary]:
+    """The learner's stack in what faulthandler wrote (newest frame first, one block a thread); [] if there is none."""
+    best: list[traceback.FrameSummary] = []
+    for block in text.split("\n\n"):
+        found = [m for m in map(_FAULT.match, block.splitlines()) if m]
+        stack = [traceback.FrameSummary(m["file"], int(m["line"]), m["name"]) for m in reversed(found)]
+        if any(sources.is_user_code(f.filename) for f in stack) and not best:
+            best = stack
+    return best
