@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import time
 
 import pytest
+
+MARK = os.environ["LESSONS_TEST_SESSION"] = secrets.token_hex(8)  # every process that the tests start inherits it
+HELPERS = ("lessons_lib.template", "multiprocessing.forkserver", "multiprocessing.resource_tracker")
 
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "msedge")
 IN_CI = os.environ.get("CI", "").lower() not in ("", "0", "false")
@@ -37,20 +41,6 @@ def pytest_collection_modifyitems(items):
                 item.add_marker(pytest.mark.skip(reason=reason))
 
 
-def descendants() -> dict[int, str]:
-    """The processes that this one has started, directly or not, and that still run: {pid: command line}."""
-    import psutil
-
-    found = {}
-    for process in psutil.Process().children(recursive=True):
-        try:
-            if process.status() != psutil.STATUS_ZOMBIE:
-                found[process.pid] = " ".join(process.cmdline())
-        except psutil.Error:
-            pass  # it has just ended
-    return found
-
-
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session, exitstatus):
     """A rank, kernel or browser that outlives the tests is a failure of its own, whatever the tests say."""
@@ -61,12 +51,28 @@ def pytest_sessionfinish(session, exitstatus):
         time.sleep(0.1)
     if left:
         reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+        reporter.ensure_newline()
         for pid, command in left.items():
             reporter.write_line(f"left running after the tests: {pid} {command[:300]}", red=True)
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 def stray_processes() -> dict[int, str]:
-    """Descendants but for those that serve this very process until it ends: the template that ranks are forked from, trackers."""
-    helpers = ("multiprocessing.forkserver", "multiprocessing.resource_tracker")
-    return {pid: command for pid, command in descendants().items() if not any(name in command for name in helpers)}
+    """The processes that carry this session's mark and still run, {pid: command line}, but for helpers.
+
+    Helpers end with this very process: the template that ranks are forked from, and multiprocessing's own. A rank that is
+    forked from the template has its command line, but not this process as its parent.
+    """
+    import psutil
+
+    found = {}
+    for process in psutil.process_iter():
+        try:
+            if process.status() == psutil.STATUS_ZOMBIE or process.environ().get("LESSONS_TEST_SESSION") != MARK:
+                continue
+            command = " ".join(process.cmdline())
+            if process.ppid() != os.getpid() or not any(name in command for name in HELPERS):
+                found[process.pid] = command
+        except (psutil.Error, OSError):
+            pass  # it has just ended, or belongs to somebody else
+    return found

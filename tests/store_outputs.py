@@ -23,6 +23,7 @@ import nbformat
 from jupyter_client.kernelspec import KernelSpecManager
 from jupyter_client.manager import AsyncKernelManager
 from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError
 
 ROOT = Path(__file__).resolve().parents[1]
 CELL_SECONDS = 120
@@ -41,16 +42,21 @@ class ThisPython(KernelSpecManager):
         return self.kernel_spec_class(resource_dir=ipykernel.kernelspec.RESOURCES, **ipykernel.kernelspec.get_kernel_dict())
 
 
+class Kernel(AsyncKernelManager):
+    def _kernel_spec_manager_default(self):
+        return ThisPython(parent=self)
+
+
 def execute(notebook, folder: Path):
     """Run every cell in a fresh kernel whose working folder is `folder`; outputs and widgets' states land in `notebook`."""
     for cell in notebook.cells:
         if cell.cell_type == "code":
             cell.outputs, cell.execution_count = [], None
     notebook.metadata.pop("widgets", None)
-    manager = AsyncKernelManager(kernel_name="python3", kernel_spec_manager=ThisPython())
     client = NotebookClient(
-        notebook, km=manager, timeout=CELL_SECONDS, resources={"metadata": {"path": str(folder)}}, record_timing=False
-    )
+        notebook, kernel_manager_class=Kernel, kernel_name="python3", timeout=CELL_SECONDS, record_timing=False,
+        resources={"metadata": {"path": str(folder)}},
+    )  # fmt: skip
     client.execute(env={**os.environ, **HOLD}, cwd=str(folder), stderr=subprocess.DEVNULL)
     return notebook
 
@@ -110,12 +116,16 @@ def store(path: Path) -> bool:
 
 
 def main() -> None:
+    sys.stdout.reconfigure(encoding="utf-8")
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("notebooks", nargs="*", type=Path, help="default: all in notebooks/")
     chosen = parser.parse_args().notebooks or sorted((ROOT / "notebooks").glob("*.ipynb"))
     for path in chosen:
         print(f"{path}: ", end="", flush=True)
-        print("stored" if store(path.resolve()) else "as it was")
+        try:
+            print("stored" if store(path.resolve()) else "as it was")
+        except CellExecutionError as error:
+            sys.exit(f"a cell failed, nothing is stored\n{error}")
     if not chosen:
         sys.exit("no notebooks found")
 
