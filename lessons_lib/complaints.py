@@ -39,6 +39,6 @@ def in_flight(rank: int, name: str, where: str, misuse: str) -> str:
 def no_data(rank: int, where: str, operator: str) -> str:
     return (
         f"Rank {rank} wants to read a value at {where} ({operator}), but with shapes_only=True tensors have shapes and no data. So "
-        "no .item(), .tolist(), .numpy(), float(), bool() or `if tensor:`, and no masks or nonzero(), whose shapes depend on values. "
-        "Leave the reading out, or run a smaller size with shapes_only=False."
+        "no .item(), .tolist(), .numpy(), float(), bool() or `if tensor:`, and no masks or nonzero(), whose shapes depend on "
+        "values. Leave the reading out, or run a smaller size with shapes_only=False."
     )

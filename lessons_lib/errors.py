@@ -40,7 +40,7 @@ class Wait:
     what: str  # "recv from rank 1"
     line: str  # "cell 3, line 5: dist.recv(x, 1)"
     needs: tuple[int, ...]
-    missing: str  # "send to rank 0"
+    missing: str  # "a send to rank 0 by rank 1", "all_reduce by every member"
     sends: bool = False  # whether `what` is a send: two that both send first get advice of their own
 
 
@@ -49,16 +49,19 @@ def deadlock_message(waits: list[Wait], ended: set[int] | frozenset[int] = froze
 
     `waits` are the ranks that are stuck, `ended` the ranks whose program has returned.
     """
+    doing = {wait.rank: wait.what for wait in waits}
     rows = []
     for wait in sorted(waits, key=lambda w: w.rank):
-        for rank in wait.needs[:4]:
-            state = "has finished and will never" if rank in ended else "has not reached that:"
-            doing = next((w.what for w in waits if w.rank == rank), "it is elsewhere")
-            reason = f"{state} {wait.missing}" if rank in ended else f"needs {wait.missing}, but is in {doing}"
-            rows.append(f"  rank {wait.rank} waits in {wait.what} (line {wait.line}): rank {rank} {reason}")
-        if len(wait.needs) > 4:
-            rows.append(f"  ... and {len(wait.needs) - 4} more ranks that rank {wait.rank} waits for")
-    return "Deadlock: these ranks wait for something that cannot come.\n" + "\n".join(rows) + "\n" + _advice(waits, ended)
+        # name those first who will never come: they have ended, or are stuck themselves
+        who = sorted(wait.needs, key=lambda r: (r not in ended, r not in doing, r))
+        shown = ", ".join(f"rank {r} {_state(r, doing, ended)}" for r in who[:3])
+        more = f", and {len(who) - 3} more ranks have not come" if len(who) > 3 else ""
+        rows.append(f"  rank {wait.rank} waits in {wait.what} ({wait.line}); it needs {wait.missing}, but {shown}{more}")
+    return "\n".join(["These ranks wait for something that cannot come:", *rows, _advice(waits, ended)])
+
+
+def _state(rank: int, doing: dict[int, str], ended) -> str:
+    return "has finished" if rank in ended else f"waits in {doing[rank]}" if rank in doing else "has not come"
 
 
 def _advice(waits: list[Wait], ended: set[int] | frozenset[int]) -> str:

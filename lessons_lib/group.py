@@ -14,8 +14,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from .handles import Handle, Several
 
-REDUCE = {"SUM": dist.ReduceOp.SUM, "AVG": dist.ReduceOp.AVG, "MAX": dist.ReduceOp.MAX, "MIN": dist.ReduceOp.MIN,
-          "PRODUCT": dist.ReduceOp.PRODUCT, "BAND": dist.ReduceOp.BAND, "BOR": dist.ReduceOp.BOR, "BXOR": dist.ReduceOp.BXOR}  # fmt: skip
+REDUCE = {name: getattr(dist.ReduceOp, name) for name in ("SUM", "AVG", "MAX", "MIN", "PRODUCT", "BAND", "BOR", "BXOR")}
 
 
 def nbytes(tensors) -> int:
@@ -52,7 +51,8 @@ class RecordedGroup(dist.ProcessGroup):
     def __init__(self, recorder, rank: int, ranks: tuple[int, ...], label: str, inner):
         super().__init__(rank, len(ranks))
         self.recorder, self.ranks, self.label, self.inner = recorder, ranks, label, inner
-        self._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.CUSTOM, inner)
+        # DDP's C++ asks for the back end of type gloo by number; without one a Python group has no name either
+        self._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, inner)
         self._batch: list[Handle] | None = None
 
     def getBackendName(self) -> str:

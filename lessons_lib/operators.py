@@ -29,7 +29,7 @@ FREE = {"empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided"
 # these write their first argument without reading it
 OVERWRITES = {"copy_", "fill_", "zero_", "normal_", "uniform_", "bernoulli_", "random_", "exponential_"}
 
-_kind: dict = {}  # operator -> "view" | "free" | "question" | "plain"
+_kind: dict = {}  # operator -> "view" | "free" | "question" | "collective" | "plain"
 _cost: dict = {}  # (operator, shapes) -> Operator
 
 
@@ -54,11 +54,13 @@ def _shapes(value):
 
 
 def kind_of(func) -> str:
-    """Whether an operator makes a view (moves nothing), allocates only, asks a question, or does work."""
+    """Whether an operator makes a view (moves nothing), allocates only, asks a question, communicates, or does work."""
     kind = _kind.get(func)
     if kind is None:
         name, schema = func._overloadpacket.__name__, func._schema
-        if name in QUESTIONS:
+        if func.namespace in ("_c10d_functional", "c10d", "_dtensor"):
+            kind = "collective"
+        elif name in QUESTIONS:
             kind = "question"
         elif name in FREE:
             kind = "free"
@@ -93,13 +95,16 @@ def cost_of(func, args, kwargs, out) -> Operator:
 class OperatorCounter(TorchDispatchMode):
     """Calls `count(Operator)` for every operator that does work, and `enter(name)` / `leave()` around record_function.
 
-    `before(func, args, kwargs)` is called first where it is set: it watches buffers that are in flight.
+    Where they are set: `before(func, args, kwargs)` is called first (it watches buffers in flight), `explain(func, error)`
+    may give a better error, and `functional(func, args, out)` gets DTensor's collectives, which are not operators.
     """
 
-    def __init__(self, count: Callable, enter: Callable, leave: Callable, explain: Callable | None = None):
+    def __init__(self, count: Callable, enter: Callable, leave: Callable):
         super().__init__()
-        self.count, self.enter, self.leave, self.explain = count, enter, leave, explain
+        self.count, self.enter, self.leave = count, enter, leave
         self.before: Callable | None = None
+        self.explain: Callable | None = None
+        self.functional: Callable | None = None
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if types and not PLAIN.issuperset(types):
@@ -114,6 +119,11 @@ class OperatorCounter(TorchDispatchMode):
         kind = kind_of(func)
         if kind == "question":
             return NotImplemented
+        if kind == "collective":
+            out = func(*args, **kwargs)
+            if self.functional is not None:
+                self.functional(func, args, out)
+            return out
         if kind == "plain":
             if self.before is not None:
                 self.before(func, args, kwargs)

@@ -75,8 +75,12 @@ class Recorder:
         if self.shapes_only:
             from torch._subclasses.fake_tensor import FakeTensorMode
 
+            from .functional import FunctionalCollectives, keep_meshes_real
+
             self._modes.append(FakeTensorMode(allow_non_fake_inputs=True))
             self.counter.explain = self._explain
+            self.counter.functional = FunctionalCollectives(self)
+            keep_meshes_real()
         self._modes.append(self.counter)
         for mode in self._modes:
             mode.__enter__()
@@ -133,7 +137,7 @@ class Recorder:
         return now
 
     def _explain(self, func, error: Exception) -> Exception | None:
-        """Why an operator cannot work without data."""
+        """Why an operator cannot work without data; None if that is not the reason."""
         if type(error).__name__ in NEEDS_DATA:
             return RunError(complaints.no_data(self.rank, self._where()[0], func._overloadpacket.__name__))
         return None

@@ -234,8 +234,10 @@ class Watch:
 
 def _counterpart(op: Operation, rank: int) -> str:
     if op.op == "send":
-        return f"recv from rank {rank}"
-    return f"send to rank {rank}" if op.op == "recv" else f"{op.op}"
+        return f"a recv from rank {rank} on rank {op.peer}"
+    if op.op == "recv":
+        return f"a send to rank {rank}" + (f" on rank {op.peer}" if op.peer >= 0 else "")
+    return f"{op.op} on every member"
 
 
 def partial_group_message(wait: Wait) -> str:
