@@ -4,6 +4,8 @@ Public names are handed on lazily, so that `import lessons_lib` is quick and nee
 """
 
 import importlib
+import sys
+import types
 
 _HOME = {
     "hardware": "Device Link Cluster",
@@ -31,3 +33,14 @@ def __getattr__(name):
 
 def __dir__():
     return sorted([*globals(), *__all__])
+
+
+class _Package(types.ModuleType):
+    """Importing lessons_lib.replay would hide the function replay behind the module of that name: the function stays."""
+
+    def __setattr__(self, name, value):
+        if not (name in _WHERE and isinstance(value, types.ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

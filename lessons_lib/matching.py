@@ -22,8 +22,8 @@ UNEVEN = frozenset(("all_to_all", "gather", "scatter"))  # collectives whose mem
 class Matching:
     """A recording with its transfers numbered. Events of all ranks stand one after the other, rank 0 first.
 
-    Operations are the events that are not COMPUTE. `transfer[i]` is what operation i belongs to. Transfers: first
-    messages that have both sides, then collectives, then messages that have one side only. `needs` counts the posts that a transfer waits for.
+    Operations are the events that are not COMPUTE. `transfer[i]` is what operation i belongs to. Transfers: first messages
+    that have both sides, then collectives, then messages that have one side only. `needs` counts the posts that one waits for.
     """
 
     world_size: int

@@ -7,15 +7,16 @@ import math
 import numpy as np
 
 from .critical import critical_path, operation_details
-from .errors import Deadlock, Wait, deadlock_message
-from .formulas import check_algorithm
 from .hardware import Cluster
-from .matching import AWAIT, POST, Matching, check, match
-from .recording import COLLECTIVE, COMPUTE, SEND, Recording
-from .simulate import Costs, Schedule, durations, prepare, simulate
-from .timeline import Span, Timeline, Transfer, build
+from .matching import AWAIT, POST, Matching
+from .pricing import Costs, durations, fit
+from .recording import COMPUTE, Recording
+from .simulate import Schedule, explain_deadlock, simulate
+from .sweeping import sweep
+from .timeline import Span, Timeline, Transfer, build, transfer_columns
+from .wallclock import measured
 
-__all__ = ["Span", "Timeline", "Transfer", "replay"]
+__all__ = ["Span", "Timeline", "Transfer", "measured", "replay", "sweep"]
 
 
 def replay(recording: Recording, cluster: Cluster, algorithm: str = "ring") -> Timeline:
@@ -32,21 +33,6 @@ def replay(recording: Recording, cluster: Cluster, algorithm: str = "ring") -> T
     schedule = simulate(matching, costs, seconds)
     explain_deadlock(recording, matching, schedule)
     return _timeline(recording, cluster, matching, costs, schedule)
-
-
-def fit(recording, cluster, algorithm) -> tuple[Matching, Costs]:
-    """Check that recording, cluster and algorithm go together; match and price them."""
-    check(recording)
-    if not isinstance(cluster, Cluster):
-        raise TypeError(f"The second argument must be a hardware.Cluster, such as Cluster(H100), not {cluster!r}.")
-    check_algorithm(algorithm)
-    if recording.world_size > cluster.world_size:
-        raise ValueError(
-            f"This recording has {recording.world_size} ranks, but the cluster only {cluster.world_size} devices "
-            f"({cluster.nodes} nodes of {cluster.devices_per_node}). Take more nodes or more devices per node."
-        )
-    matching = match(recording)
-    return matching, prepare(recording, matching, cluster)
 
 
 def _timeline(recording, cluster: Cluster, m: Matching, costs: Costs, s: Schedule) -> Timeline:
@@ -84,20 +70,11 @@ def _timeline(recording, cluster: Cluster, m: Matching, costs: Costs, s: Schedul
     timeline = build(
         kind="replayed", title=_title(recording, cluster, m, costs), world_size=m.world_size, step_time=step_time,
         events=events, blocked=blocked, moving=moving,
-        transfer_columns=transfer_columns(recording, m, start, end, costs.wires), labels=list(recording.labels),
+        transfer_columns=transfer_columns(m, start, end, costs.wires), labels=list(recording.labels),
         details=details, operations=["send", *recording.ops], groups=list(recording.groups),
         path=lambda: critical_path(recording, m, s, timeline),
     )  # fmt: skip
     return timeline
-
-
-def transfer_columns(recording, m: Matching, start, end, wires) -> dict[str, np.ndarray]:
-    """Columns of the transfers that took place."""
-    moved = np.flatnonzero(start >= 0)
-    return {
-        "start": start[moved], "end": end[moved], "source": m.source[moved], "destination": m.destination[moved],
-        "group": m.group[moved], "nbytes": m.nbytes[moved].astype("i8"), "operation": m.op[moved] + 1, "wire": wires[moved],
-    }  # fmt: skip
 
 
 def _title(recording, cluster: Cluster, m: Matching, costs: Costs) -> str:
@@ -106,35 +83,3 @@ def _title(recording, cluster: Cluster, m: Matching, costs: Costs) -> str:
     if n > cluster.devices_per_node:
         over = f"{over} and, across nodes, {cluster.inter_node.title}" if cluster.devices_per_node > 1 else cluster.inter_node.title
     return f"{n} rank{'s' if n > 1 else ''} on {cluster.device.name or 'a device'} over {over}"
-
-
-# ---- deadlock ------------------------------------------------------------------------------------------------------------
-
-
-def explain_deadlock(recording: Recording, m: Matching, s: Schedule) -> None:
-    """Raise Deadlock if a simulation ended with ranks that wait."""
-    stuck = [rank for rank, finish in enumerate(s.finish) if finish < 0]
-    if stuck:
-        ended = {rank for rank, finish in enumerate(s.finish) if finish >= 0}
-        raise Deadlock(deadlock_message([_wait(recording, m, s, rank) for rank in stuck], ended=ended))
-
-
-def _wait(recording: Recording, m: Matching, s: Schedule, rank: int) -> Wait:
-    a, b = m.first_operation[rank], m.first_operation[rank + 1]
-    i = int(max(i for i in range(a, b) if s.at[i] >= 0))  # the operation that it is in: the last one reached
-    event, origin, x = m.events[m.operations[i]], m.events[m.origin[i]], m.transfer[i]
-    line = recording.lines[event["line"]] if event["line"] >= 0 else "line not known"
-    late = "wait for " if m.mode[i] == AWAIT else ""
-    if origin["kind"] == COLLECTIVE:
-        op = recording.ops[origin["op"]]
-        posted = np.flatnonzero((m.transfer == x) & (m.mode != AWAIT) & (np.array(s.at) >= 0))
-        there = set(m.rank[m.operations[posted]].tolist())
-        needs = tuple(r for r in recording.groups[origin["group"]] if r not in there)
-        return Wait(rank, f"{late}{op}", line, needs, f"{op} by every member")
-    peer, sends = int(origin["peer"]), bool(origin["kind"] == SEND)
-    here, there = (
-        (f"send to rank {peer}", f"a recv from rank {rank} by rank {peer}")
-    if not sends:
-        here, there = f"recv from rank {peer}", f"a send to rank {rank} by rank {peer}"
-    )
-    return Wait(rank, late + here, line, (peer,), there, sends)

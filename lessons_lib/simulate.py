@@ -12,22 +12,10 @@ from heapq import heappop, heappush
 
 import numpy as np
 
-from .formulas import group_shape, price
-from .hardware import Cluster
-from .matching import AWAIT, BLOCK, POST, Matching
-from .recording import COMPUTE, Recording
-
-
-@dataclass(eq=False)
-class Costs:
-    """What a cluster makes of a recording: seconds between operations, seconds and ports of each transfer."""
-
-    after: np.ndarray  # per event: seconds of compute since the rank last came back from waiting
-    before: list[float]  # per operation: the same, just before it
-    tail: list[float]  # per rank: the same, at its end
-    wires: np.ndarray  # per transfer: 0 inside a node, 1 across nodes; of a collective that uses both: 2
-    ports: list[tuple[int, ...]]  # per transfer: numbers of ports; 4 x rank + 2 x class + (0 send, 1 receive)
-    shapes: list  # per transfer: formulas.group_shape of a collective, None for a message
+from .errors import Deadlock, Wait, deadlock_message
+from .matching import AWAIT, POST, Matching
+from .pricing import Costs
+from .recording import COLLECTIVE, SEND, Recording
 
 
 @dataclass(eq=False)
@@ -42,69 +30,6 @@ class Schedule:
     finish: list[float]  # per rank: when its program ends; -1 if it does not
     order: list[int]  # transfers as they started
     blocker: list[int]  # per transfer: the one whose end it waited for at a port, -1 if none
-
-
-def compute_seconds(recording: Recording, matching: Matching, device) -> np.ndarray:
-    """Per event: seconds of compute, the sum over its operators of count x (larger of the two times + overhead).
-
-    The two: flops / (peak x efficiency), and bytes / memory bandwidth.
-    """
-    flops = np.array([o.flops for o in recording.operators], dtype=float)
-    nbytes = np.array([o.nbytes for o in recording.operators], dtype=float)
-    each = np.maximum(flops / (device.flops * device.efficiency), nbytes / device.memory_bandwidth) + device.launch_overhead
-    seconds = each[matching.cost_operator] * matching.cost_count
-    return np.bincount(matching.cost_event, seconds, minlength=len(matching.events))
-
-
-def prepare(recording: Recording, matching: Matching, cluster: Cluster) -> Costs:
-    """Price the compute and find the ports."""
-    m = matching
-    seconds = compute_seconds(recording, m, cluster.device)
-    waits = np.zeros(len(m.events), dtype=bool)
-    waits[m.operations] = m.mode != POST
-    after, now, ends = [], 0.0, []
-    begin = m.first.tolist()
-    seconds, waits = seconds.tolist(), waits.tolist()
-    for a, b in zip(begin, begin[1:]):
-        now = 0.0
-        for i in range(a, b):
-            now = 0.0 if waits[i] else now + seconds[i]
-            after.append(now)
-        ends.append(now)
-    after = np.array(after)
-    is_first = np.zeros(len(m.events) + 1, dtype=bool)
-    is_first[m.first] = True
-    before = np.where(is_first[m.operations], 0.0, after[m.operations - 1] if len(after) else 0.0)
-
-    per_node = cluster.devices_per_node
-    wires = (m.source // per_node != m.destination // per_node).astype(int)
-    out, into = (4 * m.source + 2 * wires).tolist(), (4 * m.destination + 2 * wires + 1).tolist()
-    ports = list(zip(out, into))
-    shapes: list = [None] * len(ports)
-    groups: dict[int, tuple] = {}
-    for x in np.flatnonzero(m.destination < 0).tolist():
-        group = int(m.group[x])
-        if group not in groups:
-            members = recording.groups[group]
-            shape = n, nodes, _, most = group_shape([r // per_node for r in members])
-            classes = () if n == 1 else (0,) if nodes == 1 else (1,) if most == 1 else (0, 1)
-            used = tuple(4 * r + 2 * c + d for r in members for c in classes for d in (0, 1))
-            groups[group] = (shape, used, 2 if len(classes) == 2 else int(nodes > 1))
-        shapes[x], ports[x], wires[x] = groups[group]
-    return Costs(after, before.tolist(), ends, wires, ports, shapes)
-
-
-def durations(recording: Recording, matching: Matching, costs: Costs, intra, inter, algorithm: str) -> list[float]:
-    """Seconds of each transfer; `intra` and `inter` are (bandwidth, latency)."""
-    m, messages = matching, costs.wires == 0
-    out = np.where(messages, intra[1] + m.nbytes / intra[0], inter[1] + m.nbytes / inter[0]).tolist()
-    seen: dict[tuple, float] = {}
-    for x in np.flatnonzero(m.destination < 0).tolist():
-        key = (int(m.op[x]), float(m.nbytes[x]), costs.shapes[x])
-        if key not in seen:
-            seen[key] = float(price(recording.ops[key[0]], key[1], key[2], intra, inter, algorithm))
-        out[x] = seen[key]
-    return out
 
 
 def simulate(matching: Matching, costs: Costs, seconds: list[float]) -> Schedule:
@@ -186,4 +111,28 @@ def simulate(matching: Matching, costs: Costs, seconds: list[float]) -> Schedule
     return Schedule(start, end, ready, at, resume, finish, order, blocker)
 
 
-__all__ = ["BLOCK", "COMPUTE", "Costs", "Schedule", "compute_seconds", "durations", "prepare", "simulate"]
+def explain_deadlock(recording: Recording, m: Matching, s: Schedule) -> None:
+    """Raise Deadlock if a simulation ended with ranks that wait."""
+    stuck = [rank for rank, finish in enumerate(s.finish) if finish < 0]
+    if stuck:
+        ended = {rank for rank, finish in enumerate(s.finish) if finish >= 0}
+        raise Deadlock(deadlock_message([_wait(recording, m, s, rank) for rank in stuck], ended=ended))
+
+
+def _wait(recording: Recording, m: Matching, s: Schedule, rank: int) -> Wait:
+    a, b = m.first_operation[rank], m.first_operation[rank + 1]
+    i = int(max(i for i in range(a, b) if s.at[i] >= 0))  # the operation that it is in: the last one reached
+    event, origin, x = m.events[m.operations[i]], m.events[m.origin[i]], m.transfer[i]
+    line = recording.lines[event["line"]] if event["line"] >= 0 else "line not known"
+    late = "wait for " if m.mode[i] == AWAIT else ""
+    if origin["kind"] == COLLECTIVE:
+        op = recording.ops[origin["op"]]
+        posted = np.flatnonzero((m.transfer == x) & (m.mode != AWAIT) & (np.array(s.at) >= 0))
+        there = set(m.rank[m.operations[posted]].tolist())
+        needs = tuple(r for r in recording.groups[origin["group"]] if r not in there)
+        return Wait(rank, f"{late}{op}", line, needs, f"{op} on every member")
+    peer, sends = int(origin["peer"]), bool(origin["kind"] == SEND)
+    here, there = f"send to rank {peer}", f"a recv from rank {rank} on rank {peer}"
+    if not sends:
+        here, there = f"recv from rank {peer}", f"a send to rank {rank} on rank {peer}"
+    return Wait(rank, late + here, line, (peer,), there, sends)

@@ -52,6 +52,20 @@ class Transfer:
         return self.end - self.start
 
 
+@dataclass(frozen=True)
+class Picture:
+    """A picture and the same in letters."""
+
+    svg: str
+    text: str
+
+    def _repr_svg_(self) -> str:
+        return self.svg
+
+    def __repr__(self) -> str:
+        return self.text
+
+
 @dataclass(frozen=True, eq=False)
 class Timeline:
     """All ranks from 0 to `step_time` (seconds). `kind` is "replayed" (virtual time) or "measured" (wall clock).
@@ -116,17 +130,17 @@ class Timeline:
 
     # ---- pictures: drawn by plots, which is imported only when asked for -----------------------------------------------
 
-    def plot(self, **options):
-        """The timeline as a picture."""
+    def plot(self, **options) -> Picture:
+        """The timeline as a picture (SVG in a notebook, letters in a terminal). `options` as of plots.timeline_svg."""
         from . import plots
 
-        return plots.timeline(self, **options)
+        return Picture(plots.timeline_svg(self, **options), plots.timeline_text(self))
 
-    def to_perfetto(self, path):
+    def to_perfetto(self, path) -> None:
         """Write a trace that ui.perfetto.dev opens."""
         from . import plots
 
-        return plots.to_perfetto(self, path)
+        plots.to_perfetto(self, path)
 
     def text(self, **options) -> str:
         """The timeline in letters, for a terminal or a screen reader."""
@@ -173,6 +187,15 @@ def build(
     return Timeline(
         kind, title, world_size, float(step_time), columns, labels, details, transfer_columns, operations, groups, path
     )  # fmt: skip
+
+
+def transfer_columns(m, start, end, wires) -> dict[str, np.ndarray]:
+    """Columns of those transfers of a matching that took place: those whose start is not -1."""
+    moved = np.flatnonzero(start >= 0)
+    return {
+        "start": start[moved], "end": end[moved], "source": m.source[moved], "destination": m.destination[moved],
+        "group": m.group[moved], "nbytes": m.nbytes[moved].astype("i8"), "operation": m.op[moved] + 1, "wire": wires[moved],
+    }  # fmt: skip
 
 
 def _cut(start, end, move_start, move_end):
