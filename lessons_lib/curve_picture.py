@@ -21,7 +21,7 @@ LINES = (("#0072B2", "-"), ("#D55E00", "--"), ("#009E73", "-."), ("#CC79A7", ":"
 
 
 def curves(bandwidths, step_times) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """Checked input: bandwidths (bytes/s), and name -> step times (seconds) of the same length; one unnamed curve has the name ""."""
+    """Checked input: bandwidths (bytes/s), and name -> step times (seconds) of the same length; a single curve is named ""."""
     what = "Bandwidths must be two or more different, positive, finite numbers of bytes per second (450e9 is 450 GB/s)"
     x = _numbers(bandwidths, what)
     if len(x) < 2 or not (x > 0).all() or x.min() == x.max():
@@ -31,7 +31,8 @@ def curves(bandwidths, step_times) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         raise ValueError(f"There are {len(named)} curves; a figure holds 1 to {len(LINES)} that can be told apart: draw several.")
     out = {}
     for name, times in named.items():
-        what = f"Step times{f' of {name!r}' if name else ''} must be {len(x)} finite numbers of seconds, 0 or more, one for each bandwidth"
+        whose = f" of {name!r}" if name else ""
+        what = f"Step times{whose} must be {len(x)} finite numbers of seconds, 0 or more, one for each bandwidth"
         y = _numbers(times, what)
         if len(y) != len(x) or (y < 0).any():
             raise ValueError(f"{what}, not {times!r}.")

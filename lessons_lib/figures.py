@@ -59,9 +59,11 @@ def curve(bandwidths, step_times, current: float | None = None, kind: str = "rep
             here = number(current, "The current bandwidth", "a positive, finite number of bytes per second")
             seconds = float(np.interp(np.log(here), np.log(x[order]), y[order]))
             axes.plot([here], [seconds], "o", color="#1a1a1a", markersize=8, zorder=5)
+            right = here > x.max() ** 0.7 * x.min() ** 0.3
             axes.annotate(
-                f"{rate(here)}: {format_time(seconds)}", (here, seconds), (8, 8), textcoords="offset points", weight="bold"
-            )
+                f"{rate(here)}: {format_time(seconds)}", (here, seconds), (-8 if right else 8, 9), textcoords="offset points",
+                ha="right" if right else "left", weight="bold",
+            )  # fmt: skip
     axes.set_xscale("log")
     axes.set_yscale("log")
     low, high = time_range(np.concatenate(list(named.values())))
@@ -69,12 +71,14 @@ def curve(bandwidths, step_times, current: float | None = None, kind: str = "rep
     _ticks(axes.xaxis, log_ticks(x.min(), x.max()), lambda b: f"{b / 1e9:,g}")
     _ticks(axes.yaxis, log_ticks(low, high), short_time)
     axes.grid(color="#dddddd", linewidth=0.8)
+    named_at: list[float] = []  # a name a hair's breadth from a more important one is left out; its line stays
     for link in links_by_importance(x.min(), x.max()):
         axes.axvline(link.bandwidth, color=COLOURS["link"], linestyle=":", linewidth=1)
-        axes.annotate(
-            link.name, (link.bandwidth, 1), (0, 3), xycoords=("data", "axes fraction"), textcoords="offset points", rotation=60,
-            fontsize=8, color="#555555",
-        )  # fmt: skip
+        at = np.log(link.bandwidth / x.min()) / np.log(x.max() / x.min())
+        if all(abs(at - other) > 0.02 for other in named_at):
+            named_at.append(at)
+            place = dict(xycoords=("data", "axes fraction"), textcoords="offset points", rotation=60)
+            axes.annotate(link.name, (link.bandwidth, 1), (0, 3), fontsize=8, color="#555555", **place)
     axes.set_xlabel("bandwidth, GB/s per direction (1 GB = 1e9 bytes)")
     axes.set_ylabel(f"{kind} step time")
     figure.suptitle(title or f"{kind.capitalize()} step time against bandwidth", fontsize=11, weight="bold", x=0.01, ha="left")

@@ -81,26 +81,24 @@ class Tracks:
 
 
 def _transfers(timeline) -> list[dict]:
-    columns = timeline.transfer_columns
+    columns = {name: column.tolist() for name, column in timeline.transfer_columns.items()}
     start, end = _nanoseconds(columns["start"]), _nanoseconds(columns["end"])
-    message = columns["destination"] >= 0
     tracks = [Tracks() for _ in range(timeline.world_size)]
-    transfers, out = timeline.transfers, []
+    out = []
     for i in np.lexsort((end, start)).tolist():
-        transfer, ts, dur = transfers[i], int(start[i]), int(end[i] - start[i])
-        ends = ((transfer.ranks[0], "send to rank"), (transfer.ranks[1], "receive from rank")) if message[i] else ()
-        for j, (rank, what) in enumerate(ends or [(rank, "") for rank in transfer.ranks]):
-            name = f"{what} {transfer.ranks[1 - j]}" if message[i] else transfer.label
-            track = tracks[rank].take(ts, ts + dur)
-            place = {"pid": rank, "tid": track}
-            args = {"bytes": int(transfer.nbytes), "ranks": [int(r) for r in transfer.ranks]}
+        ts, dur = int(start[i]), int(end[i] - start[i])
+        source, destination = columns["source"][i], columns["destination"][i]
+        message = destination >= 0
+        ranks = (source, destination) if message else timeline.groups[columns["group"][i]]
+        names = [f"send to rank {destination}", f"receive from rank {source}"]
+        for j, rank in enumerate(ranks):
+            name = names[j] if message else timeline.operations[columns["operation"][i]]
+            place = {"pid": rank, "tid": tracks[rank].take(ts, ts + dur)}
+            args = {"bytes": columns["nbytes"][i], "ranks": list(ranks)}
             out.append({"ph": "X", "name": name, "cat": "transfer", **place, "ts": ts / 1000, "dur": dur / 1000, "args": args})
-            if message[i] and j == 0:
-                out.append({"ph": "s", "name": "message", "cat": "message", "id": i, **place, "ts": ts / 1000})
-            elif message[i]:  # within the receiver's slice, for "bp": "e" ties the arrow to the slice around it
-                out.append(
-                    {"ph": "f", "bp": "e", "name": "message", "cat": "message", "id": i, **place, "ts": (ts + dur // 2) / 1000}
-                )
+            if message:  # the arrow ends within the receiver's slice: "bp": "e" ties it to the slice around it
+                phase = {"ph": "f", "bp": "e", "ts": (ts + dur // 2) / 1000} if j else {"ph": "s", "ts": ts / 1000}
+                out.append({**phase, "name": "message", "cat": "message", "id": i, **place})
     for rank, used in enumerate(tracks):
         for track in range(1, used.count + 1):
             out.append(_meta("thread_name", rank, track, name=f"transfers {track}" if used.count > 1 else "transfers"))

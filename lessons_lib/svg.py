@@ -67,10 +67,11 @@ def _attributes(attributes: dict) -> str:
 
 def document(width: float, height: float, description: str, parts: list[str]) -> str:
     """A whole picture on its own white ground (so that it reads in a dark theme), described for a screen reader."""
+    size = f'width="{width:g}" height="{height:g}"'
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" role="img" aria-label="{clean(description)}" '
-        f'width="{width:g}" height="{height:g}" viewBox="0 0 {width:g} {height:g}" style="max-width:100%;height:auto;display:block" {FONT} font-size="12" fill="#1a1a1a">'
-        f'<rect width="{width:g}" height="{height:g}" fill="#fff"/>{"".join(parts)}</svg>'
+        f'<svg xmlns="http://www.w3.org/2000/svg" role="img" aria-label="{clean(description)}" {size} '
+        f'viewBox="0 0 {width:g} {height:g}" style="max-width:100%;height:auto;display:block" {FONT} font-size="12" fill="#1a1a1a">'
+        f'<rect {size} fill="#fff"/>{"".join(parts)}</svg>'
     )
 
 
@@ -87,7 +88,7 @@ def round_up(value: float) -> float:
 
 
 def log_ticks(low: float, high: float, most: int = 8) -> np.ndarray:
-    """Round values from `low` to `high` for a logarithmic axis: powers of ten, with 2 and 5 between if that leaves at most `most`."""
+    """Round values from `low` to `high` for a logarithmic axis: powers of ten, and between them 2 and 5 or 3 if `most` allows."""
     powers = 10.0 ** np.arange(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     for steps in ((1, 2, 5), (1, 3), (1,)):
         values = np.outer(powers, steps).ravel()

@@ -15,7 +15,8 @@ MARKS = "#=."  # compute, communication, idle
 def timeline_text(timeline, width: int = 80, ranks=None) -> str:
     """One line a rank, `width` characters wide in all: # compute, = communication, . idle.
 
-    A character stands for an equal part of the step and shows what filled most of that part.
+    A character stands for an equal part of the step and shows what filled most of it; what the characters so far left out counts
+    with the next, so that a row has as many of each as the rank spent time on it.
     """
     width = whole(width, "The width in characters", 40, 1000)
     rows, hidden = choose_ranks(timeline, ranks)
@@ -25,13 +26,22 @@ def timeline_text(timeline, width: int = 80, ranks=None) -> str:
     lines = [sentence(timeline)] + ([timeline.title] if timeline.title else [])
     lines += [f"first {len(rows)} of {timeline.world_size} ranks"] if hidden else []
     for rank in rows:
-        shares = np.round(filled(timeline, rank, inner), 6)  # ties must not hang on the last digit
-        bar = "".join(MARKS[k] for k in shares.argmax(axis=1)) if step > 0 else " " * inner
+        bar = _letters(filled(timeline, rank, inner)) if step > 0 else " " * inner
         lines.append(f"{f'rank {rank}'.rjust(margin)} |{bar}|")
     end = format_time(step)
     lines.append(" " * (margin + 2) + "0" + end.rjust(inner - 1))
     lines.append(" " * (margin + 2) + "# compute   = communication (the rank waits)   . idle"[: inner + 1])
     return "\n".join(lines)
+
+
+def _letters(shares: np.ndarray) -> str:
+    due, out = np.zeros(3), []
+    for share in shares:
+        due += share
+        kind = int(np.round(due, 6).argmax())  # rounded: a tie must not hang on the last digit
+        due[kind] -= 1
+        out.append(MARKS[kind])
+    return "".join(out)
 
 
 def filled(timeline, rank: int, parts: int) -> np.ndarray:
@@ -68,7 +78,7 @@ def breakdown_text(timeline) -> str:
 
 
 def curve_text(bandwidths, step_times, kind: str = "replayed", most: int = 16) -> str:
-    """Step time (seconds) at up to `most` of these bandwidths (bytes/s), how many times the shortest it is, and which link is that fast."""
+    """Step time (seconds) at up to `most` of these bandwidths (bytes/s), as times the shortest, and which link is that fast."""
     most = whole(most, "The number of rows", 2, 10_000)
     bandwidths, named = curves(bandwidths, step_times)
     order = np.argsort(bandwidths)

@@ -11,7 +11,8 @@ import numpy as np
 
 from .hardware import number, whole
 from .svg import COLOURS, clean, clip, document, line, round_up, text_width, ticks, write
-from .wording import KINDS, format_bytes, format_time, sentence, time_unit
+from .timeline import size_text
+from .wording import KINDS, format_time, sentence, time_unit
 
 LEFT, RIGHT, TOP = 62, 26, 32  # pixels around the rows
 MOST_RANKS = 64
@@ -249,15 +250,12 @@ def _lane(start: np.ndarray, end: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _told(timeline, index: int) -> str:
-    t = timeline.transfers[index]
-    who = (
-        f"rank {t.ranks[0]} to rank {t.ranks[1]}"
-        if timeline.transfer_columns["destination"][index] >= 0
-        else f"{len(t.ranks)} ranks"
-    )
-    return (
-        clean(f"{t.label} {format_bytes(t.nbytes)}, {who}") + f"\nfrom {format_time(t.start)}, takes {format_time(t.end - t.start)}"
-    )
+    """The tooltip of a transfer."""
+    t = {name: column[index] for name, column in timeline.transfer_columns.items()}
+    members = len(timeline.groups[t["group"]])
+    who = f"rank {t['source']} to rank {t['destination']}" if t["destination"] >= 0 else f"{members} ranks"
+    told = f"{timeline.operations[t['operation']]} {size_text(t['nbytes'])}, {who}"
+    return clean(told) + f"\nfrom {format_time(t['start'])}, takes {format_time(t['end'] - t['start'])}"
 
 
 def _axis(until: float, scale: float, bottom: float) -> str:

@@ -1,15 +1,15 @@
 """Numbers and findings in words: the same units and the same sentence under every picture, in text and in widgets.
 
-Times are seconds, sizes bytes (1 GB = 1e9 bytes). Bandwidths are worded by hardware.rate.
+Times are seconds. Bandwidths are worded by hardware.rate, sizes by timeline.size_text.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-KINDS = ("compute", "communication", "idle")  # Timeline.columns["kind"] counts in this order
+from .timeline import KINDS
+
 _TIME_UNITS = (("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9))
-_SIZE_UNITS = (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("KB", 1e3), ("bytes", 1.0))
 
 
 def three_digits(value: float) -> str:
@@ -31,12 +31,6 @@ def format_time(seconds: float) -> str:
         return "0 s"
     name, unit = time_unit(abs(seconds))
     return f"{three_digits(seconds / unit)} {name}"
-
-
-def format_bytes(nbytes: float) -> str:
-    """Bytes with decimal units: "8.00 MB"."""
-    name, unit = next(((name, unit) for name, unit in _SIZE_UNITS if nbytes >= 0.9995 * unit), _SIZE_UNITS[-1])
-    return f"{int(nbytes):,} bytes" if unit == 1.0 else f"{three_digits(nbytes / unit)} {name}"
 
 
 def totals(timeline) -> np.ndarray:
