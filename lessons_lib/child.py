@@ -66,7 +66,7 @@ def _work(setup: dict, channel: Channel, go: dict, ready: threading.Event) -> No
     _seed()
     channel.message(**{"is": "ready"})
     ready.wait()
-    recorder = Recorder(rank, state["world_size"], folder, state["shapes_only"], state["throttle"], go["start"])
+    recorder = Recorder(rank, state["world_size"], folder, state["shapes_only"], state["throttle"])
     channel.position = lambda: recorder.position
     try:
         recorder.start()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -21,13 +22,16 @@ class Failure:
     known: str = ""  # the class in errors.py, for errors of our own
     code: int | str | None = None
     place: str = ""  # "cell 3, line 5: x.view(3)"
-    text: str = ""  # stack and message
+    text: str = ""  # the stack
     secondary: bool = False  # it only says that another rank went away
     clock: int = 0
 
 
-def died(rank: int, status: int, doing: str, place: str) -> Failure:
-    """A process that ended without a word: `status` as subprocess has it (-9: killed by signal 9)."""
+def died(rank: int, status: int, doing: str, place: str, last_words: str = "") -> Failure:
+    """A process that ended without a word: `status` as subprocess has it (-9: killed by signal 9).
+
+    `last_words`: what C++ wrote when it gave up.
+    """
     if status < 0:
         try:
             name = f"signal {-status} ({signal.Signals(-status).name})"
@@ -40,8 +44,10 @@ def died(rank: int, status: int, doing: str, place: str) -> Failure:
     hint = ""
     if status == -9:
         hint = "\nIf nobody did that on purpose, this machine ran out of memory: use fewer ranks or smaller tensors."
-    aborted = status == -6
-    return Failure(rank, "died", text.partition(f"rank {rank} ")[2], text + where + hint, text=text + where, secondary=aborted)
+    words = f"\n{last_words}" if last_words else ""
+    own = text.removeprefix(f"rank {rank} ")
+    secondary = "gloo" in last_words  # it gave up because of what another rank did, or did not do
+    return Failure(rank, "died", own, text + where + words + hint, text=text + where + words, secondary=secondary)
 
 
 def explain(failures: Iterable[Failure], proof: RunError | None, stopped: Iterable[int]) -> RunError:
@@ -51,7 +57,7 @@ def explain(failures: Iterable[Failure], proof: RunError | None, stopped: Iterab
     if proof is not None and (not primary or isinstance(proof, errors.Mismatch) and all(f.kind == "died" for f in primary)):
         return _with_details(proof, failures, [])
     first, *rest = primary or failures
-    same = [f for f in rest if f.summary == first.summary and f.kind == first.kind]
+    same = [f for f in rest if f.kind == first.kind and _anonymous(f.summary) == _anonymous(first.summary)]
     error = _error_of(first)
     lines = [str(error)]
     if same:
@@ -81,15 +87,19 @@ def _error_of(failure: Failure) -> RunError:
         return RankFailed(f"rank {rank} could not load the program: {failure.summary}\n{failure.text}")
     if failure.kind == "start":
         return RankFailed(f"rank {rank} could not start: {failure.summary}\n{failure.text}")
-    stack = failure.text.removesuffix(failure.summary).rstrip("\n")
-    return RankFailed(f"rank {rank} raised {failure.summary}" + (f"\n{stack}" if stack else ""))
+    return RankFailed(f"rank {rank} raised {failure.summary}" + (f"\n{failure.text}" if failure.text else ""))
+
+
+def _anonymous(text: str) -> str:
+    """Two ranks make the same mistake although each names itself."""
+    return re.sub(r"\b[Rr]ank \d+", "rank", text)
 
 
 def _with_details(error: RunError, failures: list[Failure], consequences: list[Failure], first: Failure | None = None) -> RunError:
     """Attributes for programs (rank, ranks, traceback_text, others) and, where Python has notes, a note of what followed."""
     error.ranks = [f.rank for f in failures]
     error.rank = first.rank if first else (error.ranks or [None])[0]
-    error.traceback_text = first.text if first else ""
+    error.traceback_text = f"{first.text}\n{first.summary}".strip() if first else ""
     error.others = {f.rank: f.summary for f in consequences}
     if consequences and hasattr(error, "add_note"):
         error.add_note("What followed from it: " + "; ".join(f"rank {f.rank}: {f.summary[:200]}" for f in consequences))

@@ -219,8 +219,8 @@ def group(folder: str, token: bytes) -> ForkedRanks | SpawnedRanks:
     return ForkedRanks(folder, token) if forks() else SpawnedRanks(folder, token)
 
 
-def end(ranks: ForkedRanks | SpawnedRanks, patience: float = 2.0) -> None:
-    """Kill every rank that still runs and see it gone; give everything back."""
+def stop(ranks: ForkedRanks | SpawnedRanks, patience: float = 2.0) -> None:
+    """Kill every rank that still runs and see it gone. What they said can still be read."""
     ranks.poll()
     if any(p.status is None for p in ranks.processes.values()):
         ranks.kill()
@@ -228,6 +228,10 @@ def end(ranks: ForkedRanks | SpawnedRanks, patience: float = 2.0) -> None:
         while any(p.status is None for p in ranks.processes.values()) and time.monotonic() < limit:
             time.sleep(0.002)
             ranks.poll()
+
+
+def give_back(ranks: ForkedRanks | SpawnedRanks) -> None:
+    """Close all that was open. The template then ends what `stop` was not patient enough for."""
     ranks.close()
     for process in ranks.processes.values():
         process.close()
@@ -266,9 +270,8 @@ def _read_now(fd: int) -> bytes:
             return os.read(fd, _CHUNK)
         except (BlockingIOError, OSError):
             return b""
-    import msvcrt  # Windows: pipes cannot be made non-blocking, but one can look
-
     import _winapi
+    import msvcrt  # Windows: pipes cannot be made non-blocking, but one can look
 
     try:
         size = _winapi.PeekNamedPipe(msvcrt.get_osfhandle(fd), 0)[0]

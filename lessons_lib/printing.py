@@ -167,10 +167,10 @@ class Allowance:
         self.nbytes += len(line)
         return True
 
-    def notice(self) -> str | None:
-        if not self.left_out:
-            return None
-        return f"... {self.left_out:,} more lines left out (kept of each rank: {LINES_KEPT:,} lines, {BYTES_KEPT:,} characters)"
+    def notice(self) -> str:
+        """What to say about the lines that were left out; starts to count anew."""
+        count, self.left_out = self.left_out, 0
+        return f"... {count:,} more lines left out (kept of each rank: {LINES_KEPT:,} lines, {BYTES_KEPT:,} characters)"
 
 
 # ---- in the launcher: lines in order -------------------------------------------------------------------------------

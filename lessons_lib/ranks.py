@@ -132,6 +132,7 @@ def _abandoned(folder: Path) -> bool:
 
 
 def _checked(program, ranks, shapes_only, throttle, timeout) -> int:
+    __tracebackhide__ = True
     if child.inside is not None:
         raise RunError(
             f"run() was called inside rank {child.inside} of another run. A program on ranks talks to the other ranks with "
@@ -154,6 +155,7 @@ def _checked(program, ranks, shapes_only, throttle, timeout) -> int:
 
 
 def _check_timeout(timeout) -> None:
+    __tracebackhide__ = True
     if timeout is None:
         return
     if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) and not hasattr(timeout, "__float__"):
@@ -163,6 +165,7 @@ def _check_timeout(timeout) -> None:
 
 
 def _check_program(program) -> None:
+    __tracebackhide__ = True
     if not callable(program):
         raise TypeError(
             f"run() needs a function as its first argument, not {program!r}. Give the function itself, without calling it: "

@@ -8,9 +8,10 @@ ranks, unless their file has changed since this library was imported: then they 
 from __future__ import annotations
 
 import functools
-import importlib.util
+import importlib.machinery
 import inspect
 import io
+import os
 import pickle
 import sys
 import threading
@@ -30,6 +31,7 @@ _NODES = 20_000  # objects looked at, at most, to find the one that cannot be se
 
 def pack(program: Callable, args: tuple, kwargs: dict) -> bytes:
     """The call as bytes. TypeError names the variable that cannot be sent, where it is used, and what to do."""
+    __tracebackhide__ = True
     call = (program, args, kwargs)
     with _registry:
         modules = [m for m in _user_modules() if m.__name__ not in cloudpickle.list_registry_pickle_by_value()]
@@ -70,9 +72,9 @@ def write_result(path: str, log: Any, result: Any) -> None:
             _Pickler(file).dump((log, result))
     except Exception as problem:
         guilty = _culprit(result, "the result")
-        path, value = guilty or ("the result", result)
+        where, value = guilty or ("the result", result)
         raise TypeError(
-            f"what the program returned cannot be sent back: {path} is {_kind(value)} "
+            f"what the program returned cannot be sent back: {where} is {_kind(value)} "
             f"({type(problem).__name__}: {_short(problem)}). What to do: return tensors, numbers, strings, or lists and "
             "dictionaries of them; for a sharded tensor its .to_local()."
         ) from None
@@ -85,9 +87,13 @@ def read_result(path: str) -> tuple[Any, Any]:
 
 
 class _Pickler(cloudpickle.Pickler):
-    """cloudpickle, but tensors take only the bytes that they show, and a tensor without data keeps its shape."""
+    """cloudpickle, but code keeps the name of its file or cell (for tracebacks), tensors take only the bytes that they
+    show, and a tensor without data keeps its shape."""
 
     def reducer_override(self, obj):
+        if isinstance(obj, types.CodeType):
+            make, parts = self.dispatch_table[types.CodeType](obj)
+            return make, tuple(obj.co_filename if part == "<dynamic-code>" else part for part in parts)
         torch = sys.modules.get("torch")
         if torch is not None and isinstance(obj, torch.Tensor):
             smaller = _to_send(torch, obj)
@@ -121,19 +127,25 @@ def _user_modules() -> Iterator[types.ModuleType]:
     """The learner's modules that must travel: changed since, not importable by name, or rewritten by pytest."""
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
-        if name in ("__main__", "__mp_main__") or not isinstance(module, types.ModuleType) or getattr(module, "__name__", "") != name:
+        if (
+            name in ("__main__", "__mp_main__")
+            or not isinstance(module, types.ModuleType)
+            or getattr(module, "__name__", "") != name
+        ):
             continue
         if not isinstance(file, str) or not file.endswith(".py") or not sources.is_user_code(file):
             continue
         if name.partition(".")[0] == __package__:
             continue
-        if type(getattr(module, "__loader__", None)).__module__.startswith("_pytest") or _changed(file) or not _importable(name, file):
+        if (
+            type(getattr(module, "__loader__", None)).__module__.startswith("_pytest")
+            or _changed(file)
+            or not _importable(name, file)
+        ):
             yield module
 
 
 def _changed(file: str) -> bool:
-    import os
-
     try:
         return os.stat(file).st_mtime >= _STARTED
     except OSError:

@@ -16,13 +16,15 @@ from pathlib import Path
 from . import failures, launch, sending, sources, tracebacks
 from .errors import OrderWarning, RankFailed, RunError
 from .failures import Failure
-from .printing import MESSAGE, Allowance, Assembler, Order
+from .printing import MESSAGE, OTHER, Allowance, Assembler, Order
 from .recording import Recording
 from .watch import Watch
 
 _TICK = 0.02  # seconds between two looks at the notes
 _AFTERMATH = 0.3  # seconds in which other ranks may fail too, after the first
+_SLOW_START = 3.0  # seconds after which a learner is told why nothing happens
 _START_LIMIT = 180.0  # seconds for a fresh Python to load torch from a cold disk
+_END = 1 << 62  # a position after all others
 _ANSWER = 1.0  # seconds in which a rank must say where it is
 
 
@@ -45,6 +47,7 @@ class Rank:
     unplaced: list[tuple[int, str, float]] = field(default_factory=list)  # lines whose logical time is not known yet
     allowance: Allowance = field(default_factory=Allowance)
     stack: tuple[str, str] | None = None
+    last_words: list[str] = field(default_factory=list)
     drained: bool = True
 
     @property
@@ -69,6 +72,7 @@ class Supervisor:
         self.origin: float | None = None  # perf_counter when the programs were let go
         self.failed_at: float | None = None
         self.looked = 0.0
+        self.told = False
         self.hold = hold_seconds()
 
     # ---- the whole run -------------------------------------------------------------------------------------------------
@@ -86,6 +90,8 @@ class Supervisor:
                     raise self._conclusion()
             elif self.proof is not None:
                 raise failures.explain([], self.proof, [])
+            elif self.origin is None and now - begun > _SLOW_START and not self.told:
+                self._tell_slow_start()
             elif self.origin is None and now - begun > _START_LIMIT:
                 raise RankFailed(f"the ranks did not start within {_START_LIMIT:g} s: is this machine out of memory, or very busy?")
             elif self.timeout is not None and self.origin is not None and time.perf_counter() - self.origin > self.timeout:
@@ -93,11 +99,21 @@ class Supervisor:
         self.step()
         return self._recording()
 
+    def _tell_slow_start(self) -> None:
+        """Only to a reader who waits: with LESSONS_HOLD_SECONDS set, outputs are being stored or compared."""
+        self.told = True
+        if "LESSONS_HOLD_SECONDS" not in os.environ:
+            sys.stderr.write(f"Starting {self.world_size} ranks: torch is being loaded, 5-10 s the first time ...\n")
+            sys.stderr.flush()
+
     def close(self) -> None:
         """No rank outlives this; what they printed is shown."""
-        launch.end(self.processes)
-        self.watch.close()
-        self.flush()
+        launch.stop(self.processes)
+        try:
+            self.flush()
+        finally:
+            launch.give_back(self.processes)
+            self.watch.close()
 
     def _recording(self) -> Recording:
         logs, results = [], []
@@ -133,8 +149,10 @@ class Supervisor:
             self._look()
         self._place()
         for rank in self.ranks:
-            if rank.unplaced or not rank.drained:
-                bounds[rank.number] = min(bounds.get(rank.number, 0), rank.unplaced[0][0] if rank.unplaced else 0)
+            if rank.unplaced:
+                bounds.setdefault(rank.number, self._bound(rank.number))
+            if not rank.drained:
+                bounds[rank.number] = 0  # not before its last line, that is
         _show(self.order.release(bounds, held_since=time.monotonic() - self.hold))
 
     def flush(self) -> None:
@@ -180,10 +198,12 @@ class Supervisor:
             for stream, position, line in rank.assembler.feed(data, final):
                 if stream == MESSAGE:
                     self._message(rank, json.loads(line))
+                elif stream == OTHER and (rank.last_words or line.startswith("terminate called")):
+                    rank.last_words.append(line)  # C++ gives up: part of the error, not of the program's output
                 elif rank.allowance.admits(line):
                     rank.unplaced.append((position, line, time.monotonic()))
-            if final and rank.allowance.notice():
-                rank.unplaced.append((1 << 62, rank.allowance.notice(), time.monotonic()))
+            if final and rank.allowance.left_out:
+                rank.unplaced.append((_END, rank.allowance.notice(), time.monotonic()))
 
     def _start_more(self) -> None:
         if self.failures:
@@ -234,7 +254,8 @@ class Supervisor:
             if not rank.over:
                 rank.phase = "failed"
                 doing, place = self.watch.doing(rank.number), self._stack_in(f"crash.{rank.number}")[0]
-                self._fail(failures.died(rank.number, rank.process.status, doing, place))
+                words = "\n".join(rank.last_words)[:2000]
+                self._fail(failures.died(rank.number, rank.process.status, doing, place, words))
 
     # ---- the end, when it is not a good one ---------------------------------------------------------------------------
 

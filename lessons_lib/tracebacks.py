@@ -11,6 +11,7 @@ from . import sources
 
 _HOME = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _FRAMES = 12  # frames shown of one stack; a recursion has thousands
+_MACHINERY = ("torch/_compile.py", "torch/_dynamo/eval_frame.py", "torch/_ops.py", "torch/utils/_python_dispatch.py")
 _LOST = re.compile(  # what gloo and the rendezvous say when another rank is the cause
     r"(connection|socket).{0,40}(closed|reset|refused|broken)|closed by peer|reset by peer|broken pipe|timed? ?out|read error|"
     r"connection aborted|no route to host|errno 10[0-9]|store.{0,60}(unreachable|wait)",
@@ -19,13 +20,15 @@ _LOST = re.compile(  # what gloo and the rendezvous say when another rank is the
 
 
 def is_hidden(filename: str) -> bool:
-    """Whether a frame belongs to lessons_lib's own workings, or to what starts a process."""
-    return filename.startswith(_HOME) and not sources.is_user_code(filename)
+    """Whether a frame belongs to lessons_lib's own workings, or to the machinery through which it sees operators."""
+    if filename.startswith(_HOME):
+        return not sources.is_user_code(filename)
+    return filename.startswith("<frozen") or filename.replace(os.sep, "/").endswith(_MACHINERY)
 
 
 def stack_text(stack: list[traceback.FrameSummary]) -> str:
     """One entry a frame, outermost first: "  cell 3, line 5, in step" and the line's text below it."""
-    shown = [f for f in stack if not is_hidden(f.filename) and not f.filename.startswith("<frozen")]
+    shown = [f for f in stack if not is_hidden(f.filename)]
     first = next((i for i, f in enumerate(shown) if sources.is_user_code(f.filename)), None)
     shown = shown[first:] if first is not None else []
     rows = []
@@ -57,15 +60,14 @@ def of_exception(error: BaseException) -> list[traceback.FrameSummary]:
 
 
 def exception_text(error: BaseException) -> str:
-    """The stack of an exception, then its name and message, then what caused it."""
-    seen, parts = set(), []
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        own = "".join(traceback.format_exception_only(type(error), error)).strip()
-        stack = stack_text(of_exception(error))
-        parts.append(f"{stack}\n{own}" if stack else own)
+    """The stack of an exception, then each exception that it came of, with its stack."""
+    seen, parts = {id(error)}, [stack_text(of_exception(error))]
+    while True:
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-    return "\n\nThis came of:\n".join(parts)
+        if error is None or id(error) in seen:
+            return "\n".join(part for part in parts if part)
+        seen.add(id(error))
+        parts += [f"It came of {summary(error)}", stack_text(of_exception(error))]
 
 
 def summary(error: BaseException) -> str:
