@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
-from lessons_lib import lab
+from . import lab
 
 OK, WARNING, PROBLEM = "OK", "warning", "problem"
 SYMBOL = {OK: "✓", WARNING: "!", PROBLEM: "✗"}
