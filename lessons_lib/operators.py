@@ -72,6 +72,11 @@ def kind_of(func) -> str:
     return kind
 
 
+def _made_of_others(func) -> bool:
+    """Composite operators arrive whole under inference_mode; elsewhere autograd has taken them apart."""
+    return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
+
+
 def _flops(func, args, kwargs, out) -> int:
     packet = func._overloadpacket
     if packet in flop_registry:
@@ -106,6 +111,10 @@ class OperatorCounter(TorchDispatchMode):
         self.explain: Callable | None = None
         self.functional: Callable | None = None
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # PyTorch would wrap the method below in a guard against its compiler, and load the compiler for it
+
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if types and not PLAIN.issuperset(types):
             return NotImplemented  # DTensor and its like: let it split the call, then see the parts
@@ -130,11 +139,9 @@ class OperatorCounter(TorchDispatchMode):
             key = (func, _shapes(args), _shapes(tuple(kwargs.items())))
             known = _cost.get(key)
             if known is None:
-                if func._overloadpacket not in flop_registry:
-                    with self:  # an operator made of others is counted part by part
-                        out = func.decompose(*args, **kwargs)
-                    if out is not NotImplemented:
-                        return out
+                if func._overloadpacket not in flop_registry and _made_of_others(func):
+                    with self:  # counted part by part
+                        return func.decompose(*args, **kwargs)
                 out = self._call(func, args, kwargs)
                 known = _cost[key] = cost_of(func, args, kwargs, out)
                 self.count(known)

@@ -30,11 +30,11 @@ NEEDS_DATA = {"DataDependentOutputException", "DynamicOutputShapeException", "Un
 
 
 class Recorder:
-    """Everything one rank notes. `start_time` is time.perf_counter() at the start of the run, the same for all ranks."""
+    """Everything one rank notes."""
 
-    def __init__(self, rank, world_size, folder, shapes_only=False, throttle=None, start_time=None):
+    def __init__(self, rank, world_size, folder, shapes_only=False, throttle=None):
         self.rank, self.world_size, self.folder, self.shapes_only = rank, world_size, Path(folder), shapes_only
-        self.origin = time.perf_counter() if start_time is None else start_time
+        self.origin = time.perf_counter()
         self.log = RankLog(rank, world_size)
         self.notes = NoteWriter(folder, rank)
         self.flight = Flight()
@@ -71,6 +71,8 @@ class Recorder:
         group.install(self)
         store = dist.HashStore() if self.shapes_only else dist.FileStore(str(self.folder / "store"), self.world_size)
         dist.init_process_group("gloo", store=store, rank=self.rank, world_size=self.world_size, timeout=FOREVER)
+        if not self.shapes_only:
+            self._start_clock_together()
         self.counter = OperatorCounter(self._count, self._enter, self._leave)
         if self.shapes_only:
             from torch._subclasses.fake_tensor import FakeTensorMode
@@ -85,6 +87,12 @@ class Recorder:
         for mode in self._modes:
             mode.__enter__()
         self._since = self.now()
+
+    def _start_clock_together(self) -> None:
+        """Time 0 is when the last rank was ready: the clock is the same for all processes of a machine."""
+        latest = torch.tensor([time.perf_counter()], dtype=torch.float64)
+        dist.group.WORLD.inner.allreduce(latest, dist.ReduceOp.MAX).wait()
+        self.origin = latest.item()
 
     def finish(self) -> RankLog:
         """The rank's log. BufferMisuse if the program ended before it waited for what it started."""
