@@ -1,6 +1,6 @@
 """What surrounds this kernel: which program shows the notebook, which environment it runs in, and whether its widgets live.
 
-Imports nothing of ours and no torch; `environment` turns these facts into advice.
+Imports no torch. `environment` turns these facts into advice.
 """
 
 from __future__ import annotations
@@ -10,8 +10,13 @@ import os
 import sys
 from pathlib import Path
 
-NOT_SHOWN = "Widgets are not showing: the page that you read this in cannot show them."
-NO_ANSWER = "Widgets: no answer from a live kernel. In a page that is only a copy this stays so; in a Lab, run this cell again."
+from .stored import hiding_rule, key_of, show
+
+NOT_SHOWN = (
+    "Widgets are not showing here. In a page that is only a copy of this notebook that is as it should be; "
+    "in a Lab, run this cell again, then see the README under If something goes wrong."
+)
+WAITING = "A widget is showing, but the kernel has not heard from this page: is the kernel running?"
 LIVE = "Widgets are live: this page and the kernel have just exchanged a message."
 
 
@@ -81,30 +86,34 @@ def widgets_in_lab(environment: Path) -> str | None:
 
 
 def display_liveness() -> None:
-    """Show a line that starts as NO_ANSWER and turns to LIVE when the page answers; where no widget can be shown, NOT_SHOWN.
+    """Show a line that says NOT_SHOWN, WAITING or LIVE, whichever is true of the page that shows it, now and when it is stored.
 
-    Nothing blocks: a page that draws the line sends a message, and the kernel answers it when the cell has ended.
+    Nothing blocks: a page that draws the widget sends a message, and the kernel answers it when the cell has ended.
     """
-    from IPython.display import display
-
+    key = key_of(NOT_SHOWN)
     try:
-        bundle = _answering_line()._repr_mimebundle_()
-    except Exception as error:
-        bundle = {"text/plain": f"{NOT_SHOWN} ({type(error).__name__}: {error})"}
+        line = _answering_line(key)
+    except Exception:  # no ipywidgets, or a broken one: the table above says so
+        from IPython.display import display
+
+        display({"text/html": _strong("✗", NOT_SHOWN), "text/plain": NOT_SHOWN}, raw=True)
     else:
-        bundle = {**bundle, "text/plain": NOT_SHOWN, "text/html": f"<p><b>✗ {NOT_SHOWN}</b></p>"}
-    display(bundle, raw=True)
+        show(line, _strong("✗", NOT_SHOWN), NOT_SHOWN, key)
 
 
-def _answering_line():
+def _answering_line(key: str):
     import ipywidgets
 
-    line = ipywidgets.HTML(f"<b>? {NO_ANSWER}</b>")
+    line = ipywidgets.HTML(hiding_rule(key) + _strong("?", WAITING))
     line._view_count = 0  # not None: the page then reports how often it shows this widget
 
     def answered(change):
         if change.new:
-            line.value = f"<b>✓ {LIVE}</b>"
+            line.value = hiding_rule(key) + _strong("✓", LIVE)
 
     line.observe(answered, "_view_count")
     return line
+
+
+def _strong(symbol: str, text: str) -> str:
+    return f"<b>{symbol} {text}</b>"

@@ -3,9 +3,9 @@
     python tests/store_outputs.py                       all lessons
     python tests/store_outputs.py notebooks/00_*.ipynb  some
 
-Each runs from top to bottom in a fresh kernel of this very Python. Widgets are stored with their first state, so that a page
-without a kernel still shows their picture. What would differ from run to run is made the same: names of widgets,
-places of files, versions and times in the metadata.
+Each runs from top to bottom in a fresh kernel of this very Python. Widgets are stored without their state: a page without a
+kernel then shows the static picture that lessons_lib.stored displays beside each, and no slider that would not move.
+What differs from run to run is made the same: names of widgets, places of files, versions and times in the metadata.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ HOLD = {"LESSONS_HOLD_SECONDS": "60"}  # as in notebooks/conftest.py: ranks' pri
 KERNELSPEC = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
 LANGUAGE = {"name": "python", "file_extension": ".py", "mimetype": "text/x-python", "pygments_lexer": "ipython3"}
 KEPT_CELL_METADATA = ("tags", "reason", "jupyter", "nbgrader")
-WIDGET_STATE = "application/vnd.jupyter.widget-state+json"
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 
 
@@ -48,14 +47,13 @@ class Kernel(AsyncKernelManager):
 
 
 def execute(notebook, folder: Path):
-    """Run every cell in a fresh kernel whose working folder is `folder`; outputs and widgets' states land in `notebook`."""
+    """Run every cell in a fresh kernel whose working folder is `folder`; the outputs land in `notebook`."""
     for cell in notebook.cells:
         if cell.cell_type == "code":
             cell.outputs, cell.execution_count = [], None
-    notebook.metadata.pop("widgets", None)
     client = NotebookClient(
-        notebook, kernel_manager_class=Kernel, kernel_name="python3", timeout=CELL_SECONDS, record_timing=False,
-        resources={"metadata": {"path": str(folder)}},
+        notebook, kernel_manager_class=Kernel, kernel_name="python3", timeout=CELL_SECONDS,
+        record_timing=False, store_widget_state=False, resources={"metadata": {"path": str(folder)}},
     )  # fmt: skip
     client.execute(env={**os.environ, **HOLD}, cwd=str(folder), stderr=subprocess.DEVNULL)
     return notebook
@@ -63,10 +61,7 @@ def execute(notebook, folder: Path):
 
 def normalise(notebook):
     """Make everything the same that differs from run to run and means nothing to a reader. Changes and returns `notebook`."""
-    states = notebook.metadata.get("widgets", {})
     notebook.metadata = nbformat.from_dict({"kernelspec": dict(KERNELSPEC), "language_info": dict(LANGUAGE)})
-    if states.get(WIDGET_STATE, {}).get("state"):
-        notebook.metadata["widgets"] = states
     for index, cell in enumerate(notebook.cells):
         cell.metadata = nbformat.from_dict({k: v for k, v in cell.metadata.items() if k in KEPT_CELL_METADATA and v})
         if not cell.get("id"):
@@ -93,15 +88,16 @@ def without_places(text: str) -> str:
 
 
 def rename_widgets(notebook):
-    """Give widgets names that depend on their order in the notebook alone (they are random otherwise)."""
-    states = notebook.metadata.get("widgets", {}).get(WIDGET_STATE, {}).get("state", {})
-    for state in states.values():
-        if state["model_name"].endswith(("LayoutModel", "StyleModel")):  # of their fifty fields, those that are set
-            state["state"] = {name: value for name, value in state["state"].items() if value is not None}
-    text = nbformat.writes(notebook)
-    for number, name in enumerate(states):  # in the order in which the kernel opened them
-        text = text.replace(name, hashlib.md5(f"widget {number}".encode()).hexdigest())
-    return nbformat.reads(text, as_version=4)
+    """Give the widgets in outputs names that depend on their order alone (they are random otherwise)."""
+    views = [
+        output.data[WIDGET_VIEW]
+        for cell in notebook.cells
+        for output in cell.get("outputs", [])
+        if WIDGET_VIEW in output.get("data", {})
+    ]
+    for number, view in enumerate(views):
+        view["model_id"] = hashlib.md5(f"widget {number}".encode()).hexdigest()
+    return notebook
 
 
 def store(path: Path) -> bool:
