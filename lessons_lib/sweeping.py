@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 
+from .formulas import price
 from .hardware import Cluster, number
+from .lanes import Plan, run
 from .matching import Matching
 from .pricing import Costs, durations, fit
 from .recording import Recording
 from .simulate import explain_deadlock, simulate
 
 LINKS = ("intra_node", "inter_node", "both")
+MOST_LANES = 1024  # at a time; bounds the memory
+MOST_SIZES = 2048  # different messages whose durations are kept at a time; bounds it, too
 
 
 def sweep(
@@ -34,13 +38,49 @@ def sweep(
 
 
 def _sweep(recording, m: Matching, costs: Costs, cluster, link, lanes, latency, algorithm) -> np.ndarray:
-    out = []
-    for lane in lanes.tolist():
-        intra, inter = settings(cluster, link, lane, latency)
+    """Simulate one lane, apply its order of service to all, and do so again with those lanes where the order is another one."""
+    out, plan = np.empty(len(lanes)), None
+    todo = [np.arange(i, min(i + MOST_LANES, len(lanes))) for i in range(0, len(lanes), MOST_LANES)]
+    while todo:
+        some = todo.pop()
+        one = some[len(some) // 2]
+        intra, inter = settings(cluster, link, float(lanes[one]), latency)
         schedule = simulate(m, costs, durations(recording, m, costs, intra, inter, algorithm))
         explain_deadlock(recording, m, schedule)
-        out.append(max(max(schedule.finish), max(schedule.end, default=0.0)))
-    return np.array(out)
+        out[one] = max(max(schedule.finish), max(schedule.end, default=0.0))
+        if len(some) > 1:
+            plan = plan or Plan(m, costs)
+            seconds = _seconds(recording, m, costs, *settings(cluster, link, lanes[some], latency), algorithm, len(some))
+            found, good = run(plan, schedule.order, seconds, len(some))
+            good[some == one] = False  # it has its value already
+            out[some[good]] = found[good]
+            others = some[~good & (some != one)]
+            todo += [others] if len(others) else []
+    if not np.isfinite(out).all():
+        raise ValueError("Some step times are too large for a number: take higher bandwidths or fewer bytes.")
+    return out
+
+
+def _seconds(recording, m: Matching, costs: Costs, intra, inter, algorithm, lanes: int):
+    """A function from the number of a transfer to the array of its durations."""
+    keys = [
+        (int(m.op[x]), nbytes, costs.shapes[x], wire)
+        for x, (nbytes, wire) in enumerate(zip(m.nbytes.tolist(), costs.wires.tolist()))
+    ]
+
+    def compute(op, nbytes, shape, wire):
+        if shape is None:
+            bandwidth, latency = inter if wire else intra
+            seconds = latency + nbytes / bandwidth
+        else:
+            seconds = price(recording.ops[op], nbytes, shape, intra, inter, algorithm)
+        return seconds if np.ndim(seconds) else np.full(lanes, float(seconds))
+
+    distinct = set(keys)
+    if len(distinct) > MOST_SIZES:
+        return lambda x: compute(*keys[x])
+    table = {key: compute(*key) for key in distinct}
+    return [table[key] for key in keys].__getitem__
 
 
 def settings(cluster: Cluster, link: str, bandwidth, latency):
