@@ -221,12 +221,12 @@ def _check(x: int, priority, ready, start, shared, history, good) -> None:
     for _, begun, over in sorted(rows.values(), key=lambda row: -row[1][0]):
         covered = np.where((begun < covered) & (over >= covered), begun, covered)
     lost |= covered > ready
-    for (y, p), (since, begun, _) in rows.items():
-        ahead = (since < ready) | ((since == ready) & (priority[y] < priority[x]))
-        rival = (begun >= ready) & ~ahead
+    ahead = {k: (since < ready) | ((since == ready) & (priority[k[0]] < priority[x])) for k, (since, _, _) in rows.items()}
+    for (y, p), (_, begun, _) in rows.items():
+        rival = (begun >= ready) & ~ahead[y, p]
         if rival.any():
-            for (z, q), (_, other_begun, other_over) in rows.items():
-                if z != y and q != p:
-                    rival &= ~((other_begun < begun) & (begun < other_over))
+            for (z, q), (_, other, over) in rows.items():
+                if z != y and q != p:  # did z keep another port of x busy when y began?
+                    rival &= ~(((other < begun) | ((other == begun) & ahead[z, q])) & (begun < over))
             lost |= rival
     good[lanes[lost]] = False
