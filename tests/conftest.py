@@ -1,44 +1,15 @@
-"""What all tests share: the browser's rule, and nothing left running at the end."""
+"""What all tests share: nothing is left running at the end."""
 
 from __future__ import annotations
 
 import os
 import secrets
-import shutil
 import time
 
 import pytest
 
 MARK = os.environ["LESSONS_TEST_SESSION"] = secrets.token_hex(8)  # every process that the tests start inherits it
 HELPERS = ("lessons_lib.template", "multiprocessing.forkserver", "multiprocessing.resource_tracker")
-
-CHROMIUM = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "msedge")
-IN_CI = os.environ.get("CI", "").lower() not in ("", "0", "false")
-
-
-def find_chromium() -> str | None:
-    """A browser of the Chromium family: the one that LESSONS_CHROMIUM names, else the first on the PATH."""
-    return os.environ.get("LESSONS_CHROMIUM") or next(filter(None, map(shutil.which, CHROMIUM)), None)
-
-
-def missing_for_browser_tests() -> str | None:
-    """What keeps the browser tests from running here, with what to do; None when they can run."""
-    try:
-        import playwright  # noqa: F401
-    except ImportError:
-        return 'Playwright is not installed: python -m pip install -e ".[test]"'
-    if not find_chromium():
-        return "no Chromium found: install one (Debian: apt install chromium), or set LESSONS_CHROMIUM to a Chrome or Edge"
-    return None
-
-
-def pytest_collection_modifyitems(items):
-    """Browser tests are skipped where they cannot run, but in CI they fail: a skipped test proves nothing."""
-    reason = missing_for_browser_tests()
-    if reason and not IN_CI:
-        for item in items:
-            if item.get_closest_marker("browser"):
-                item.add_marker(pytest.mark.skip(reason=reason))
 
 
 @pytest.hookimpl(trylast=True)

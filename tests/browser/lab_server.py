@@ -53,7 +53,7 @@ class JupyterLab:
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "jupyterlab", *options],
-                env=environment, cwd=self.folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                env=environment, cwd=self.scratch, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
             )  # fmt: skip
         try:
             self.url = self._wait_for_url(runtime)
@@ -73,7 +73,7 @@ class JupyterLab:
                 except (OSError, json.JSONDecodeError):
                     pass  # being written just now
             time.sleep(0.1)
-        raise RuntimeError(f"JupyterLab did not start within {START_SECONDS} s; it said:\n{self.tail()}")
+        raise RuntimeError(f"JupyterLab did not start in {START_SECONDS} s; it said: {self.tail()}")
 
     def page_url(self, notebook: str) -> str:
         """The address that opens `notebook` (a path within the folder) in a fresh workspace."""

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 READY_MS = 60_000  # JupyterLab's own code, loaded cold on a busy machine
-IDLE_SECONDS = 300  # all cells of a lesson on a busy machine
+RUN_SECONDS = 300  # all cells of a lesson on a busy machine
+QUIET = 3.0  # seconds without a running cell after which nothing more will run: an error has stopped the rest
 
 
 def wait_until(what: str, condition: Callable[[], Any], seconds: float = 15.0) -> Any:
@@ -19,7 +20,7 @@ def wait_until(what: str, condition: Callable[[], Any], seconds: float = 15.0) -
         if value:
             return value
         if time.monotonic() > deadline:
-            raise AssertionError(f"waited {seconds:g} s in vain: {what} (last: {value!r})")
+            raise AssertionError(f"waited {seconds:g} s in vain until {what} (last: {value!r})")
         time.sleep(0.05)
 
 
@@ -34,37 +35,58 @@ class NotebookPage:
 
     def status(self) -> str:
         """What the status bar says of the kernel: "Python 3 (ipykernel) | Idle"."""
-        texts = self.page.locator("#jp-main-statusbar").all_inner_texts()
-        return " ".join(texts).replace("\n", " ")
+        return " ".join(self.page.locator("#jp-main-statusbar").all_inner_texts()).replace("\n", " ")
 
-    def wait_for_idle(self, seconds: float = IDLE_SECONDS) -> None:
+    def wait_for_idle(self, seconds: float = 60) -> None:
         """Until the kernel has nothing to do, twice in a row: widgets' messages come in bursts."""
         for _ in range(2):
-            wait_until("the kernel is idle", lambda: "Idle" in self.status(), seconds)
+            wait_until("the kernel is idle", lambda: "| Idle" in self.status(), seconds)
             self.page.wait_for_timeout(200)
 
-    def run_all(self, seconds: float = IDLE_SECONDS) -> None:
-        """Run > Run All Cells, and wait until every cell has run. AssertionError shows the first cell that failed."""
+    def run_all(self, seconds: float = RUN_SECONDS) -> None:
+        """Run > Run All Cells, and wait until every cell has run. AssertionError shows the error that stopped them."""
         self.page.get_by_role("menuitem", name="Run", exact=True).click()
         self.page.get_by_role("menuitem", name="Run All Cells", exact=True).click()
-        wait_until("every cell has run", self._all_run, seconds)
-        self.wait_for_idle(seconds)
+        quiet_since = None
 
-    def _all_run(self) -> bool:
-        prompts = self.page.locator(".jp-CodeCell .jp-InputPrompt").all_inner_texts()
-        return bool(prompts) and not any("*" in prompt for prompt in prompts) and bool(re.search(r"\d", prompts[-1]))
+        def done():
+            nonlocal quiet_since
+            prompts = self.prompts()
+            running = any("*" in prompt for prompt in prompts) or "| Idle" not in self.status()
+            quiet_since = None if running else quiet_since or time.monotonic()
+            if quiet_since and time.monotonic() - quiet_since > QUIET:
+                assert re.search(r"\d", prompts[-1]), f"the last cell has not run; errors: {self.errors()[-1:]}"
+            return not running and re.search(r"\d", prompts[-1])
+
+        wait_until("every cell has run", done, seconds)
+        self.wait_for_idle()
+
+    def prompts(self) -> list[str]:
+        """ "[3]:" for the cell that ran third, "[*]:" for one that runs or waits, "[ ]:" for one that has not run."""
+        return self.page.locator(".jp-CodeCell .jp-InputPrompt").all_text_contents()
 
     def errors(self) -> list[str]:
-        """The error outputs on the page."""
-        return self.page.locator(".jp-OutputArea-output[data-mime-type='application/vnd.jupyter.stderr']").all_inner_texts()
+        return self.page.locator("[data-mime-type='application/vnd.jupyter.error']").all_text_contents()
 
-    def text(self, selector: str) -> str:
-        """What a person reads in the first element that matches."""
-        return self.page.locator(selector).first.inner_text()
+    def outputs(self) -> list[str]:
+        """What a person reads below each code cell: hidden text is left out."""
+        cells = self.page.locator(".jp-CodeCell")
+        found = []
+        for index in range(cells.count()):
+            cells.nth(index).scroll_into_view_if_needed()  # cells out of sight are not laid out
+            found.append("\n".join(cells.nth(index).locator(".jp-OutputArea-child").all_inner_texts()))
+        return found
 
-    def press(self, selector: str, key: str, times: int = 1) -> None:
-        """Move the keyboard's focus to an element, then press a key `times` times."""
-        self.page.locator(selector).first.scroll_into_view_if_needed()
-        self.page.locator(selector).first.focus()
+    def press(self, target, key: str, times: int = 1) -> None:
+        """Give the keyboard to `target`, as the Tab key would, and press `key`."""
+        target.scroll_into_view_if_needed()
+        target.focus()
         for _ in range(times):
             self.page.keyboard.press(key)
+
+    def restart_kernel(self) -> None:
+        """Kernel > Restart Kernel..., confirmed."""
+        self.page.get_by_role("menuitem", name="Kernel", exact=True).click()
+        self.page.get_by_role("menuitem", name=re.compile(r"^Restart Kernel…|^Restart Kernel\.\.\.")).first.click()
+        self.page.get_by_role("button", name=re.compile("Restart")).last.click()
+        self.wait_for_idle()
