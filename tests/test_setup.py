@@ -189,6 +189,17 @@ def test_the_readme_links_to_what_is_there():
         assert anchor in titles, anchor
 
 
+def test_the_program_in_the_readme_does_what_it_says(tmp_path):
+    pytest.importorskip("torch")
+    pytest.importorskip("ipywidgets")
+    (program,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    (said,) = re.findall(r"print\(recording.results\)  # (.*?), computed", program)
+    (tmp_path / "program.py").write_text(program)
+    ran = subprocess.run([sys.executable, "program.py"], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)},
+                         capture_output=True, text=True, timeout=120)  # fmt: skip
+    assert (ran.returncode, ran.stdout) == (0, f"{said}\n"), ran.stderr
+
+
 @pytest.mark.skipif(not os.environ.get("CI"), reason="outside CI the course need not be installed")
 def test_the_course_is_importable_from_every_folder(tmp_path):
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
