@@ -14,6 +14,7 @@ from .matching import AWAIT, POST, Matching
 from .pricing import Costs
 
 SURE = 3  # an AWAIT of something that cannot have ended before the rank gets there
+SKIP = 4  # an AWAIT right before another one for something that the same port served later
 MOST_KEPT = 16  # how far back along a port a check looks; beyond it the lane is simulated anew
 
 
@@ -33,7 +34,15 @@ class Plan:
         # Nothing happened between the post and the wait: the rank certainly gets there before the transfer ends.
         stretch = np.searchsorted(waits, np.arange(len(m.operations)))  # how many waits came earlier
         same = (stretch[origin] == stretch) & (before[origin] == before) & (m.mode == AWAIT) & (rank[origin] == rank)
-        self.mode = np.where(same, SURE, m.mode).tolist()
+        self.mode = np.where(same, SURE, m.mode)
+
+        # Waits in a row, with nothing between them: per row and port only the one served last counts.
+        awaits = m.mode == AWAIT
+        follows = np.zeros(len(awaits), dtype=bool)
+        follows[1:] = awaits[1:] & awaits[:-1] & (rank[1:] == rank[:-1]) & (before[1:] == 0)
+        row = np.cumsum(~follows)
+        single = np.flatnonzero(awaits & (m.destination[m.transfer] >= 0))
+        self.row_wait, self.row = single, row[single]
 
         back = np.full(len(m.operations), np.iinfo(np.int64).max)  # per post: the first operation that waits for it
         np.minimum.at(back, origin[waits], waits)
@@ -50,11 +59,27 @@ class Plan:
             mine = [p for p in ports[x] if p // 4 == r]
             entry_post.append(np.full(len(mine), i))
             entry_port.append(np.array(mine, dtype=int))
+        port_of = np.full(len(m.operations), -1)
+        port_of[posts] = port
+        self.row_port = port_of[origin[single]]
         self.entry_post, self.entry_port = np.concatenate(entry_post), np.concatenate(entry_port)
         self.entry_transfer = m.transfer[self.entry_post]
         self.entry_back = back[self.entry_post]
         self.width = width
-        self.uses = np.bincount(m.transfer[waits], minlength=len(width))
+        self.waits = waits
+
+    def modes(self, order: list[int]) -> tuple[np.ndarray, np.ndarray]:
+        """For an order of service: per operation its mode, per transfer how many waits need its end."""
+        place = np.full(len(self.width), -1)
+        place[order] = np.arange(len(order))
+        turn = place[self.m.transfer[self.row_wait]]
+        by_turn = np.lexsort((turn, self.row_port, self.row))
+        row, port = self.row[by_turn], self.row_port[by_turn]
+        dominated = (row[1:] == row[:-1]) & (port[1:] == port[:-1])
+        mode = self.mode.copy()
+        mode[self.row_wait[by_turn[:-1][dominated]]] = SKIP
+        needed = self.waits[mode[self.waits] != SKIP]
+        return mode, np.bincount(self.m.transfer[needed], minlength=len(self.width))
 
     def contests(self, order: list[int]) -> tuple[dict[int, tuple], np.ndarray]:
         """For an order of service: per transfer, those just before it at its ports that its ranks have not waited for.
@@ -101,8 +126,11 @@ def run(plan: Plan, order: list[int], seconds, lanes: int) -> tuple[np.ndarray, 
     m, costs = plan.m, plan.costs
     add, maximum = np.add, np.maximum
     contests, extra = plan.contests(order)
-    uses = (plan.uses + extra).tolist()
-    transfer, mode, before = m.transfer.tolist(), plan.mode, costs.before
+    modes, needed = plan.modes(order)
+    uses = (needed + extra).tolist()
+    awaited = np.zeros(len(uses), dtype=bool)
+    awaited[m.transfer[plan.waits]] = True
+    transfer, mode, before, awaited = m.transfer.tolist(), modes.tolist(), costs.before, awaited.tolist()
     ports = costs.ports
     cursor, last = m.first_operation[:-1].tolist(), m.first_operation[1:].tolist()
     clock = [np.zeros(lanes)] * m.world_size  # per rank: when it last came back from waiting
@@ -127,7 +155,7 @@ def run(plan: Plan, order: list[int], seconds, lanes: int) -> tuple[np.ndarray, 
         now = clock[rank]
         for i in range(cursor[rank], last[rank]):
             x, what = transfer[i], mode[i]
-            if what != AWAIT and what != SURE:
+            if what < AWAIT:
                 mine = (now, before[i])
                 if x in posted:
                     theirs = posted[x]
@@ -139,6 +167,9 @@ def run(plan: Plan, order: list[int], seconds, lanes: int) -> tuple[np.ndarray, 
                 posted[x] = mine
                 if what == POST:
                     continue
+            elif what == SKIP:
+                now = later(now, before[i])
+                continue
             over = ends.get(x)
             if over is None:
                 waiting.setdefault(x, []).append((rank, i))
@@ -179,9 +210,7 @@ def run(plan: Plan, order: list[int], seconds, lanes: int) -> tuple[np.ndarray, 
         blocked = waiting.pop(x, None)
         if uses[x]:
             ends[x] = over
-            if not plan.uses[x]:
-                maximum(final, over, out=final)
-        else:
+        if not awaited[x]:
             maximum(final, over, out=final)  # nobody waits for it: the step lasts until it ends
         for rank, i in blocked or ():
             clock[rank] = over if mode[i] != AWAIT else maximum(later(clock[rank], before[i]), over)
@@ -213,10 +242,14 @@ def _check(x: int, priority, ready, start, shared, history, good) -> None:
     lost = np.zeros(len(lanes), dtype=bool)
     for p in shared:
         queue = history[p]
-        if len(queue) == MOST_KEPT:
-            lost |= queue[0][2][lanes] >= ready  # older ones, no longer kept, may matter
-        for y, since, begun, over in queue:
-            rows[y, p] = (since[lanes], begun[lanes], over[lanes])
+        for y, since, begun, over in reversed(queue):
+            begun = begun[lanes]
+            rows[y, p] = (since[lanes], begun, over[lanes])
+            if (begun < ready).all():
+                break  # what is older had ended before x was ready
+        else:
+            if len(queue) == MOST_KEPT:
+                lost |= begun >= ready  # older ones, no longer kept, may matter
     covered = start.copy()
     for _, begun, over in sorted(rows.values(), key=lambda row: -row[1][0]):
         covered = np.where((begun < covered) & (over >= covered), begun, covered)
