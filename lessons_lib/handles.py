@@ -43,7 +43,8 @@ class Handle(dist.Work):
         if not self.waited:
             self.recorder.begin_wait(self)
             if self.inner is not None:
-                self.inner.wait(timeout) if timeout is not None else self.inner.wait()
+                with torch._C._DisableTorchDispatch():  # what gloo copies is not the program's computing
+                    self.inner.wait(timeout) if timeout is not None else self.inner.wait()
             if self.ticket is not None:
                 self.recorder.wire.sleep_until_done(self.ticket)
             self.finish()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import time
+import warnings
 from datetime import timedelta
 from pathlib import Path
 
@@ -69,6 +70,8 @@ class Recorder:
         from . import group
 
         group.install(self)
+        # older names work and are recorded; which name is today's is not this program's problem
+        warnings.filterwarnings("ignore", r".torch\.distributed\..* is deprecated", FutureWarning)
         store = dist.HashStore() if self.shapes_only else dist.FileStore(str(self.folder / "store"), self.world_size)
         dist.init_process_group("gloo", store=store, rank=self.rank, world_size=self.world_size, timeout=FOREVER)
         if not self.shapes_only:

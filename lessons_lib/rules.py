@@ -26,8 +26,17 @@ def check_message(send, recv) -> RunError | None:
     )
 
 
-def check_collective(first, post, members) -> RunError | None:
-    """`post` has joined a collective that `first` and the other `members` have issued."""
+def disagreement(members: dict) -> RunError | None:
+    """Whether the ranks that have issued a collective (by rank) mean the same one; the lowest two that do not are named."""
+    posts = [members[rank] for rank in sorted(members)]
+    for n, post in enumerate(posts[1:], 1):
+        if found := check_collective(posts[0], post, posts[:n]):
+            return found
+    return None
+
+
+def check_collective(first, post, others) -> RunError | None:
+    """`post` against the collective that `first` and the `others` have issued."""
     a, b = first.operation, post.operation
     if a.op != b.op:
         return _differ(first, post, "call different collectives", f"{a}", f"{b}", FIX)
@@ -37,7 +46,7 @@ def check_collective(first, post, members) -> RunError | None:
     if a.dtype != b.dtype:
         return _differ(first, post, f"bring different dtypes to the same {a.op}", _tensor(a), _tensor(b), FIX)
     if a.op == "all_to_all":
-        return _pieces(post, members)
+        return _pieces(post, [*others, post])
     if a.numel != b.numel:
         what = f"bring different sizes to the same {a.op}"
         return _differ(first, post, what, _tensor(a), _tensor(b), FIX + _pad(a.op))
@@ -56,10 +65,10 @@ def _differ(a, b, what: str, this: str, that: str, fix: str) -> Mismatch:
     return Mismatch(f"Ranks {one[0].rank} and {two[0].rank} {what}.\n{rows}\nWhat to do: {fix}")
 
 
-def _pieces(post, members) -> RunError | None:
+def _pieces(post, others) -> RunError | None:
     """What each rank sends to another must be what that one expects from it."""
     group = post.operation.group
-    for other in members:
+    for other in others:
         for a, b in ((post, other), (other, post)):
             sent = a.operation.splits[0][group.index(b.rank)]
             expected = b.operation.splits[1][group.index(a.rank)]

@@ -6,6 +6,7 @@ with one group and tag meets the k-th receive; the k-th collective of a group is
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +14,10 @@ from pathlib import Path
 from .complaints import dropped
 from .errors import BufferMisuse, Deadlock, Mismatch, RunError, Wait, deadlock_message
 from .notes import NoteReader, Operation, operation
-from .rules import check_collective, check_groups, check_message, order_warning
+from .rules import check_groups, check_message, disagreement, order_warning
+
+GRACE = 0.15  # seconds for the other members to show what they bring, so that the message is the same every time
+LOOKS = 3  # a deadlock must be seen as often in a row
 
 
 @dataclass
@@ -51,7 +55,9 @@ class Watch:
         self._groups: list[list[tuple]] = [[] for _ in range(world_size)]  # calls of new_group
         self._making: list[bool] = [False] * world_size
         self._error: RunError | None = None
+        self._doubt: tuple | None = None  # a collective about which ranks disagree, and since when that is known
         self._suspicion: tuple | None = None
+        self._quiet = 0  # how many looks in a row found the same ranks stuck
         self._pending: list[list[tuple]] = [[] for _ in range(world_size)]  # notes whose logical time is not known yet
         self._clocks: list[list[int]] = [[0] for _ in range(world_size)]
 
@@ -65,6 +71,8 @@ class Watch:
                 news = True
                 self._take(rank, note)
         self._tick()
+        if self._error is None and self._doubt is not None:
+            self._error = self._judge(*self._doubt)
         if self._error is None and not self.shapes_only:
             self._look_for_deadlock(ended, news)
         if self._error is None and len(ended) == self.world_size:
@@ -134,15 +142,20 @@ class Watch:
         seq = self._calls[post.rank][op.name]
         self._calls[post.rank][op.name] += 1
         members = self._collectives[op.name, seq]
-        if members:
-            self._fail(check_collective(next(iter(members.values())), post, members.values()))
         members[post.rank] = post
+        if self._doubt is None and disagreement(members):
+            self._doubt = members, time.monotonic()
         post.partners = members
         if len(members) == len(op.group):
             del self._collectives[op.name, seq]
             warning = order_warning([members[r] for r in sorted(members)])
             if warning and warning not in self.warnings:
                 self.warnings.append(warning)
+
+    def _judge(self, members: dict[int, Posted], since: float) -> RunError | None:
+        """Ranks disagree about a collective: name the lowest ones, whichever came first, once all had time to come."""
+        complete = len(members) == len(next(iter(members.values())).operation.group)
+        return disagreement(members) if complete or time.monotonic() - since > GRACE else None
 
     def _pair(self, post: Posted) -> None:
         op, here = post.operation, post.operation.op == "send"
@@ -225,7 +238,8 @@ class Watch:
             stuck -= free
         positions = tuple(len(c) + len(p) for c, p in zip(self._clocks, self._pending))
         suspicion = (frozenset(stuck), frozenset(ended), positions) if stuck else None
-        if suspicion is not None and suspicion == self._suspicion and not news:
+        self._quiet = self._quiet + 1 if suspicion is not None and suspicion == self._suspicion and not news else 0
+        if self._quiet >= LOOKS:
             waits = [needs[r][2] for r in sorted(stuck)]
             partial = next((w for w in waits if w.what.startswith("new_group")), None)
             self._error = Mismatch(partial_group_message(partial)) if partial else Deadlock(deadlock_message(waits, set(ended)))
