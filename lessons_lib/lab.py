@@ -104,7 +104,11 @@ def display_liveness() -> None:
 def _answering_line(key: str):
     import ipywidgets
 
-    line = ipywidgets.HTML(hiding_rule(key) + _strong("?", WAITING))
+    class Line(ipywidgets.HTML):
+        def __repr__(self):
+            return "This line turns where a kernel runs."
+
+    line = Line(hiding_rule(key) + _strong("?", WAITING))
     line._view_count = 0  # not None: the page then reports how often it shows this widget
 
     def answered(change):

@@ -1,0 +1,46 @@
+"""The bandwidth widget as a person sees and moves it: what `lessons_lib.explore` shows, live in a page."""
+
+from __future__ import annotations
+
+import re
+
+SECONDS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
+
+
+class ExplorerOnPage:
+    """One live explorer of a notebook; `number` counts them from the top of the page."""
+
+    def __init__(self, notebook, number: int = 0):
+        self.notebook = notebook
+        live = notebook.page.locator(".widget-vbox:has(.widget-slider):has([role=status])")
+        self.all = live
+        self.root = live.nth(number)
+
+    def count(self) -> int:
+        return self.all.count()
+
+    @property
+    def handle(self):
+        """What the keyboard moves: the handle of the first slider, bandwidth."""
+        return self.root.locator(".noUi-handle").first
+
+    def sentence(self) -> str:
+        """The finding, in bold above the picture."""
+        return self.root.locator("[role=status] p").first.inner_text()
+
+    def settings(self) -> str:
+        return self.root.locator("[role=status] p").nth(1).inner_text()
+
+    def step_time(self) -> float:
+        """Seconds, as the sentence says them."""
+        found = re.search(r"step ([\d.,]+) (ns|us|ms|s)\b", self.sentence())
+        assert found, self.sentence()
+        return float(found[1].replace(",", "")) * SECONDS[found[2]]
+
+    def picture(self) -> str:
+        """The timeline as it is drawn: the source of its SVG."""
+        return self.root.locator("svg").first.evaluate("element => element.outerHTML")
+
+    def bandwidth(self) -> float:
+        """GB/s per direction, as the slider's own readout says it."""
+        return float(self.root.locator(".widget-readout").first.inner_text().replace(",", ""))
