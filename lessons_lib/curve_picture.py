@@ -15,7 +15,7 @@ from .wording import KINDS, format_time, percent, totals
 
 # The links that are named first where names would touch each other.
 FIRST_NAMED = ("10 Gbit Ethernet", "PCIe 4 x16", "InfiniBand NDR", "NVLink 4", "100 Gbit Ethernet", "NVLink 5", "25 Gbit Ethernet")
-LEFT, RIGHT, TOP, BOTTOM = 58, 14, 62, 44
+LEFT, RIGHT, TOP, BOTTOM = 58, 22, 62, 44
 # Colour and dash of several curves in one figure.
 LINES = (("#0072B2", "-"), ("#D55E00", "--"), ("#009E73", "-."), ("#CC79A7", ":"), ("#000000", (0, (5, 1, 1, 1, 1, 1))))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import io
+import textwrap
 
 import matplotlib
 import numpy as np
@@ -113,6 +114,7 @@ def breakdown(timeline, title: str = "") -> Picture:
     axes.set(ylim=(ranks - 0.5, -0.5), xlabel=f"{timeline.kind} time, {unit_name}")
     axes.spines[["top", "right"]].set_visible(False)
     figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
-    heading = title or f"{timeline.kind.capitalize()}: step {format_time(timeline.step_time)}. {timeline.title}"
+    heading = title or f"{timeline.kind.capitalize()}: step {format_time(timeline.step_time)}"
+    axes.set_title("\n".join(textwrap.wrap(timeline.title, 100)), fontsize=9, loc="left")
     figure.suptitle(heading, fontsize=11, weight="bold", x=0.01, ha="left")
     return figure
