@@ -13,9 +13,10 @@ LIBRARY = ROOT / "lessons_lib"
 
 # A room is a file, or several that make one idea; a file without a line here is a room of its own name.
 FILES = {
-    "replay": "replay timeline matching simulate pricing sweeping wallclock critical",
-    "plots": "plots timeline_picture curve_picture text_pictures figures perfetto svg wording",
-    "explorers": "explorers guesses",
+    "replay": "replay timeline matching simulate pricing sweeping lanes wallclock critical",
+    "formulas": "formulas messages",
+    "plots": "plots timeline_picture curve_picture message_picture text_pictures figures perfetto svg wording",
+    "explorers": "explorers sliders guesses",
     "recorder": "recorder group handles flight functional operators notes rules watch complaints throttle",
     "ranks": "ranks launch template child supervise failures sending printing tracebacks",
     "environment": "environment lab",
@@ -32,7 +33,7 @@ MAY_CALL = {
     "formulas": {"hardware"},
     "replay": {"errors", "hardware", "recording", "formulas"},
     "planner": {"formulas", "hardware", "shapes"},
-    "plots": {"replay", "planner", "hardware", "recording"},
+    "plots": {"replay", "planner", "formulas", "hardware", "recording"},
     "explorers": {"stored", "plots", "replay", "planner", "hardware", "recording"},
     "recorder": GROUND | {"formulas"},
     "ranks": GROUND | {"recorder"},
