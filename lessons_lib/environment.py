@@ -9,6 +9,7 @@ Imports torch only inside one check, so that it runs, and says so, where torch i
 from __future__ import annotations
 
 import importlib
+import math
 import os
 import platform
 import re
@@ -223,7 +224,8 @@ def check_memory() -> Check:
             f"{RANKS} ranks may need up to {LEAST_MEMORY / 1e9:.1f} GB: close other programs and kernels (Kernel > Shut Down All)"
         )
         return Check("Free memory", WARNING, f"{free / 1e9:.1f} GB", advice)
-    return Check("Free memory", OK, f"{free / 1e9:.0f} GB")
+    whole = 2 ** int(math.log2(free / 1e9))  # a power of two: the same each time that the cell runs
+    return Check("Free memory", OK, f"{whole} GB or more")
 
 
 def check_loopback() -> Check:

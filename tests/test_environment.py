@@ -207,7 +207,9 @@ def test_memory(monkeypatch):
     check = environment.check_memory()
     assert (check.state, check.found) == (WARNING, "0.8 GB") and "1.5 GB" in check.advice
     monkeypatch.setattr(environment, "free_memory", lambda: 16e9)
-    assert environment.check_memory() == Check("Free memory", OK, "16 GB")
+    assert environment.check_memory() == Check("Free memory", OK, "16 GB or more")
+    monkeypatch.setattr(environment, "free_memory", lambda: 1.6e9)
+    assert environment.check_memory() == Check("Free memory", OK, "1 GB or more")
 
 
 def test_a_container_may_have_less_memory_than_its_machine(monkeypatch):
