@@ -27,9 +27,11 @@ LAUNCHER_GONE = 70  # exit code of a rank whose launcher ended first
 inside: int | None = None  # the number of the rank that this process is; None: not a rank
 
 
-def main(token: bytes) -> None:
+def main(token: bytes, forked: bool = False) -> None:
     """Never returns. File descriptor 0 brings orders; 1 and 2 lead to the launcher."""
     _ignore_interrupts()
+    if not forked and hasattr(os, "setpgid"):
+        os.setpgid(0, 0)  # what this rank starts can then be ended with it; the template does that for forked ranks
     orders = os.fdopen(os.dup(0), "rb")
     channel = Channel(os.dup(1), token)
     _replace_streams(channel)
@@ -77,7 +79,7 @@ def _work(setup: dict, channel: Channel, go: dict, ready: threading.Event) -> No
             return _fail(channel, "exit", error, recorder.position, recorder)
         result = None
     except BaseException as error:
-        return _fail(channel, "raised", error, recorder.position, recorder)
+        return _fail(channel, "raised", recorder.better(error), recorder.position, recorder)
     _flush()
     channel.message(**{"is": "returned"})
     try:
@@ -136,6 +138,8 @@ def _listen(orders, channel: Channel, go: dict, ready: threading.Event, main_thr
             frame = sys._current_frames().get(main_thread)
             stack = tracebacks.of_frame(frame) if frame else []
             channel.message(**{"is": "stack", "place": tracebacks.place(stack), "text": tracebacks.stack_text(stack)})
+    if hasattr(os, "getpgrp") and os.getpgrp() == os.getpid():
+        os.killpg(0, signal.SIGKILL)
     os._exit(LAUNCHER_GONE)
 
 

@@ -25,6 +25,7 @@ from .recording import EVENT, RankLog
 from .sources import describe, is_user_code
 
 FOREVER = timedelta(days=7)  # the launcher proves deadlocks and keeps the time limit; gloo's own must not come first
+NO_DATA = ("not supported for tensor subclasses", "data is not allocated yet", "Cannot access data pointer")
 PACKAGE = str(Path(__file__).parent)
 COLUMNS = EVENT.names
 NEEDS_DATA = {"DataDependentOutputException", "DynamicOutputShapeException", "UnsupportedFakeTensorException"}
@@ -108,6 +109,21 @@ class Recorder:
         if self._unwaited:
             raise BufferMisuse(complaints.never_waited(self.rank, list(self._unwaited.values())))
         return self.log
+
+    def better(self, error: BaseException) -> BaseException:
+        """What to tell instead of an error that only means that there is no data."""
+        if self.shapes_only and any(text in str(error) for text in NO_DATA):
+            return RunError(complaints.no_data(self.rank, self._line_of(error), str(error).partition("\n")[0]))
+        return error
+
+    def _line_of(self, error: BaseException) -> str:
+        """The program's own line that an error came from."""
+        where, step = "the program", error.__traceback__
+        while step is not None:
+            if is_user_code(step.tb_frame.f_code.co_filename):
+                where = describe(step.tb_frame.f_code.co_filename, step.tb_lineno)
+            step = step.tb_next
+        return where
 
     def abandon(self) -> None:
         """The program failed: no complaints about what it left open."""

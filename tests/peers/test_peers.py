@@ -214,7 +214,7 @@ def test_pipelining(schedule, stages, microbatches):
     for rank, events in enumerate(recording.events):
         for neighbour in {rank - 1, rank + 1} & set(range(stages)):
             sent = [int(e["nbytes"]) for e in events if e["kind"] == SEND and e["peer"] == neighbour]
-            # one message a microbatch and direction at every boundary; before the first, PyTorch opens each channel with a byte or so
+            # one message a microbatch and direction at every boundary; before the first, PyTorch opens each channel with one byte
             assert sorted(sent)[1:] == [one] * microbatches and min(sent) <= 8
         assert not any(e["kind"] == SEND and abs(e["peer"] - rank) != 1 for e in events)
     assert sum(recording.flops) > 0 and recording.collectives == []

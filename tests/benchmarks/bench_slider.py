@@ -1,0 +1,110 @@
+"""From key press to drawn picture: the bandwidth slider in a real JupyterLab and a real Chromium. Prints medians; measured.
+
+    python tests/benchmarks/bench_slider.py
+
+The recording has 8 ranks, once with 500 bars on all of them together and once with 500 on each. The clock is the page's own: it
+starts when the key goes down and stops in the frame after the one in which the new picture was drawn.
+"""
+
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "browser"))
+from conftest import FLAGS, find_chromium  # noqa: E402
+from lab_server import JupyterLab  # noqa: E402
+from pages import NotebookPage  # noqa: E402
+
+PRESSES = 30
+PROGRAM = """from lessons_lib.explorers import explore
+from lessons_lib.hardware import H100, Cluster
+from lessons_lib.recording import RankLog, Recording
+
+def bars(ranks, layers):
+    logs = [RankLog(rank, ranks) for rank in range(ranks)]
+    for log in logs:
+        for layer in range(layers):
+            log.compute(flops=2e11 * (1 + log.rank / 20), nbytes=1e9, label=f"layer {{layer}}")
+            log.collective("all_reduce", 20_000_000)
+    return Recording.from_logs(logs)
+
+e = explore(bars(8, {layers}), Cluster(H100))
+e"""
+COUNT = "print(len(e.timeline.columns['rank']))"
+PYTHON = """import statistics, time
+
+def seconds(value):
+    start = time.perf_counter()
+    e.bandwidth.value = value
+    return time.perf_counter() - start
+
+print(f"{1e3 * statistics.median(seconds(300 / 1.03**i) for i in range(25)):.2f}")"""
+CLOCK = """handle => {
+    window.times = [];
+    const picture = handle.closest('.jp-OutputArea-output').querySelector('[role=status]').closest('.widget-html-content');
+    let start = null;
+    handle.addEventListener('keydown', () => { start = performance.now(); }, true);
+    new MutationObserver(() => {
+        const began = start;
+        start = null;
+        if (began !== null) requestAnimationFrame(() => requestAnimationFrame(() => window.times.push(performance.now() - began)));
+    }).observe(picture, {childList: true, subtree: true});
+}"""
+
+
+def measure(page, lab, layers: int) -> None:
+    import nbformat
+
+    cells = [nbformat.v4.new_code_cell(text) for text in (PROGRAM.format(layers=layers), COUNT, PYTHON)]
+    nbformat.write(nbformat.v4.new_notebook(cells=cells), lab.folder / f"slider{layers}.ipynb")
+    notebook = NotebookPage(page, lab, f"slider{layers}.ipynb")
+    notebook.run_all()
+    bars, python = (int(notebook.outputs()[1]), float(notebook.outputs()[2]))
+    handle = page.locator(".noUi-handle").first
+    handle.evaluate(CLOCK)
+    notebook.press(handle, "ArrowLeft")
+    page.wait_for_timeout(500)
+    page.evaluate("window.times.length = 0")  # the first press pays for what is loaded only once
+    for i in range(PRESSES):
+        notebook.press(handle, "ArrowLeft" if i < PRESSES // 2 else "ArrowRight")
+        page.wait_for_timeout(250)
+    times = page.evaluate("window.times")
+    assert len(times) == PRESSES, f"{len(times)} pictures for {PRESSES} key presses"
+    slow = statistics.quantiles(times, n=10)[8]
+    print(
+        f"8 ranks, {bars:,} bars: key press to picture {statistics.median(times):.0f} ms at the median, {slow:.0f} ms for 9 of 10 "
+        f"(aim: 60); Python's part {python:.1f} ms (measured)"
+    )
+    page.evaluate("window.times.length = 0")
+    for _ in range(60):  # the key held down: newest value wins, nothing queues
+        page.keyboard.press("ArrowLeft")
+    page.wait_for_timeout(80)
+    early = len(page.evaluate("window.times"))
+    page.wait_for_timeout(1500)
+    print(
+        f"  60 presses without a pause: {early} pictures by 80 ms after the last, {len(page.evaluate('window.times'))} in the end"
+    )
+
+
+def main() -> None:
+    from playwright.sync_api import sync_playwright
+
+    with tempfile.TemporaryDirectory() as scratch, sync_playwright() as playwright:
+        folder = Path(scratch, "notebooks")
+        folder.mkdir()
+        browser = playwright.chromium.launch(executable_path=find_chromium(), args=FLAGS)
+        try:
+            with JupyterLab(folder, Path(scratch)) as lab:
+                for layers in (21, 250):
+                    page = browser.new_page(viewport={"width": 1280, "height": 900})
+                    measure(page, lab, layers)
+                    page.close()
+                    for session in lab.api("api/sessions"):
+                        lab.api(f"api/sessions/{session['id']}", "DELETE")
+        finally:
+            browser.close()
+
+
+if __name__ == "__main__":
+    main()
