@@ -66,7 +66,10 @@ def _timeline(recording, cluster: Cluster, m: Matching, costs: Costs, s: Schedul
     )
     posts = np.flatnonzero((m.mode != AWAIT) & (start[m.transfer] >= 0))
     own = m.transfer[posts]
-    moving = (rank[m.operations[posts]], start[own], end[own])
+    mover = rank[m.operations[posts]]
+    until = np.minimum(end[own], finished[mover])  # a rank that has finished is idle, whatever still moves
+    short = until > start[own]
+    moving = (mover[short], start[own][short], until[short])
     timeline = build(
         kind="replayed", title=_title(recording, cluster, m, costs), world_size=m.world_size, step_time=step_time,
         events=events, blocked=blocked, moving=moving,

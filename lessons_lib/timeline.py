@@ -115,7 +115,7 @@ class Timeline:
         """Seconds per rank of compute, exposed communication and idle; the three sum to the step time."""
         length = self.columns["end"] - self.columns["start"]
         cells = self.columns["rank"] * 3 + self.columns["kind"]
-        seconds = np.bincount(cells, length, minlength=3 * self.world_size).reshape(self.world_size, 3)
+        seconds = np.bincount(cells, length, minlength=3 * self.world_size).reshape(self.world_size, 3).astype(float)
         # The few units of rounding that a long sum gathers go to its largest part, so that the parts are exact.
         rows = np.arange(self.world_size)
         seconds[rows, seconds.argmax(axis=1)] += self.step_time - seconds.sum(axis=1)

@@ -1,0 +1,156 @@
+"""A sweep gives, to the last bit, what replay gives at each bandwidth."""
+
+import dataclasses
+import random
+
+import numpy as np
+import pytest
+from recordings import random_program
+
+from lessons_lib import sweeping
+from lessons_lib.errors import Deadlock
+from lessons_lib.hardware import H100, NVLINK4, Cluster, Device, Link
+from lessons_lib.recording import RankLog, Recording
+from lessons_lib.replay import replay, sweep
+
+DEVICE = Device(1e9, 1e9, 1e9, 1.0)
+
+
+def one_by_one(recording, cluster, link, bandwidths, latency=None, algorithm="ring"):
+    out = []
+    for bandwidth in bandwidths:
+        setting = cluster
+        for name in ("intra_node", "inter_node"):
+            if link in (name, "both"):
+                old = getattr(setting, name)
+                new = Link(bandwidth, old.latency if latency is None else latency)
+                setting = dataclasses.replace(setting, **{name: new})
+        out.append(replay(recording, setting, algorithm).step_time)
+    return out
+
+
+@pytest.mark.parametrize("seed", range(80))
+def test_random_programs_with_contention(seed):
+    rng = random.Random(seed)
+    ties = rng.random() < 0.4
+    ranks = rng.randrange(1, 7)
+    recording = random_program(rng, ranks, rng.choice([5, 20, 60, 150]), ties)
+    intra, inter = Link(1000, rng.choice([0, 0.25]) if ties else rng.random() / 2), Link(700, rng.random())
+    cluster = Cluster(DEVICE, 6, rng.choice([1, 2, 3, 8]), intra, inter)
+    link, latency, algorithm = rng.choice(sweeping.LINKS), rng.choice([None, 0, 0.3]), rng.choice(["ring", "tree"])
+    bandwidths = np.geomspace(50, 50_000, 25)
+    rng.shuffle(bandwidths)
+    found = sweep(recording, cluster, link, bandwidths, latency, algorithm)
+    assert found.tolist() == one_by_one(recording, cluster, link, bandwidths, latency, algorithm)
+
+
+def contended(rounds):
+    """Two messages race for the receive port of rank 2; who wins depends on the bandwidth of an earlier message."""
+    logs = [RankLog(r, 4) for r in range(4)]
+    for k in range(rounds):
+        logs[3].send(0, 1000)
+        logs[0].recv(3, 1000)
+        logs[0].send(2, 700)
+        logs[1].compute(flops=(1 + k % 3) * 1e9)
+        logs[1].send(2, 1100)
+        handles = [logs[2].recv(0, 700, blocking=False), logs[2].recv(1, 1100, blocking=False)]
+        logs[2].compute(flops=0.1e9)
+        for handle in handles:
+            logs[2].wait(handle)
+        for log in logs:
+            log.collective("barrier", 0)
+    return Recording.from_logs(logs)
+
+
+def test_lanes_with_another_order_are_simulated_again(monkeypatch):
+    recording, cluster = contended(4), Cluster(DEVICE, 1, 4, Link(1000, 0.01))
+    calls = []
+    monkeypatch.setattr(sweeping, "simulate", lambda *a, run=sweeping.simulate: calls.append(1) or run(*a))
+    bandwidths = np.geomspace(100, 10_000, 200)
+    found = sweep(recording, cluster, bandwidths=bandwidths)
+    assert found.tolist() == one_by_one(recording, cluster, "intra_node", bandwidths)
+    assert 2 <= len(calls) <= 8  # at least two orders, and far from one simulation a lane
+
+
+def test_one_order_needs_one_simulation(monkeypatch):
+    logs = [RankLog(r, 8) for r in range(8)]
+    for r, log in enumerate(logs):
+        for k in range(20):
+            log.compute(flops=1e9 * (1 + (r + k) % 3))
+            handle = log.send((r + 1) % 8, 1000, blocking=False)
+            log.recv((r - 1) % 8, 1000)
+            log.wait(handle)
+    calls = []
+    monkeypatch.setattr(sweeping, "simulate", lambda *a, run=sweeping.simulate: calls.append(1) or run(*a))
+    found = sweep(Recording.from_logs(logs), Cluster(DEVICE), bandwidths=np.geomspace(10, 1e6, 500))
+    assert len(calls) == 1 and len(found) == 500 and (np.diff(found) <= 0).all()
+
+
+def test_by_hand():
+    a, b = RankLog(0, 2), RankLog(1, 2)
+    a.compute(flops=1e9)
+    a.send(1, 1000)
+    b.recv(0, 1000)
+    recording, cluster = Recording.from_logs([a, b]), Cluster(DEVICE, 2, 1, NVLINK4, Link(1.0, 0.5))
+    assert sweep(recording, cluster, "inter_node", [1000, 500, 2000]).tolist() == [2.5, 3.5, 2.0]
+    assert sweep(recording, cluster, "inter_node", [1000, 500], latency=2).tolist() == [4.0, 5.0]
+    assert sweep(recording, cluster, "both", np.array([1000])).tolist() == [2.5]
+    alone = sweep(recording, cluster, "inter_node", 1000)
+    assert alone.shape == () and alone == 2.5
+    unused = sweep(recording, cluster, "intra_node", [1, 2])
+    assert unused.tolist() == [1 + 0.5 + 1000] * 2
+    assert sweep(Recording.from_logs([RankLog(0, 1)]), cluster, bandwidths=[1, 2]).tolist() == [0, 0]
+
+
+def test_more_lanes_than_go_into_one_pass():
+    recording, cluster = contended(2), Cluster(DEVICE, 1, 4, Link(1000, 0.01))
+    bandwidths = np.geomspace(100, 10_000, 2 * sweeping.MOST_LANES + 7)
+    found = sweep(recording, cluster, bandwidths=bandwidths)
+    some = slice(None, None, 97)
+    assert found[some].tolist() == one_by_one(recording, cluster, "intra_node", bandwidths[some])
+
+
+def test_many_sizes(monkeypatch):
+    recording = random_program(random.Random(5), 4, 100)
+    cluster = Cluster(DEVICE, 1, 4, Link(1000, 0.01))
+    expected = sweep(recording, cluster, bandwidths=[10, 100, 1000])
+    monkeypatch.setattr(sweeping, "MOST_SIZES", 3)
+    assert sweep(recording, cluster, bandwidths=[10, 100, 1000]).tolist() == expected.tolist()
+
+
+def test_a_deadlock_is_explained():
+    a, b = RankLog(0, 2), RankLog(1, 2)
+    a.recv(1, 8)
+    b.recv(0, 8)
+    with pytest.raises(Deadlock, match="rank 0 waits in recv from rank 1"):
+        sweep(Recording.from_logs([a, b]), Cluster(H100), bandwidths=[1e9])
+
+
+@pytest.mark.parametrize(
+    "bandwidths, words",
+    [
+        (None, "needs bandwidths"), ([], "shape"), ([1e9, 0], "number 1 is 0.0"),
+        ([1e9, -5.0], "number 1 is -5"), (0, "number 0 is 0"),
+        ([np.nan], "number 0 is nan"), ([np.inf], "number 0 is inf"), ([[1e9]], "shape"), (True, "must be numbers"),
+        ("fast", "must be numbers"), ([True], "must be numbers"), ([None], "must be numbers"), ([1j], "must be numbers"),
+    ],
+)  # fmt: skip
+def test_bad_bandwidths(bandwidths, words):
+    recording = Recording.from_logs([RankLog(0, 1)])
+    with pytest.raises((ValueError, TypeError), match=f"{words}.*[Gg]ive one positive, finite number"):
+        sweep(recording, Cluster(H100), bandwidths=bandwidths)
+
+
+def test_other_bad_arguments():
+    recording = Recording.from_logs([RankLog(r, 4) for r in range(4)])
+    for call, error, words in (
+        (lambda: sweep(recording, Cluster(H100), "nvlink", [1e9]), ValueError, "'nvlink'.*'intra_node', 'inter_node' or 'both'"),
+        (lambda: sweep(recording, Cluster(H100), bandwidths=[1e9], latency=-1), ValueError, "latency is -1.*0 or more"),
+        (lambda: sweep(recording, Cluster(H100), bandwidths=[1e9], latency="1"), TypeError, "latency must be"),
+        (lambda: sweep(recording, Cluster(H100), bandwidths=[1e9], algorithm="x"), ValueError, "'x'"),
+        (lambda: sweep(recording, Cluster(H100, 1, 2), bandwidths=[1e9]), ValueError, "only 2 devices"),
+        (lambda: sweep(recording, None, bandwidths=[1e9]), TypeError, "hardware.Cluster"),
+        (lambda: sweep(None, Cluster(H100), bandwidths=[1e9]), TypeError, "Recording"),
+    ):
+        with pytest.raises(error, match=words):
+            call()
