@@ -209,7 +209,10 @@ class SpawnedRanks:
 
     def kill(self) -> None:
         for process in self.processes.values():
-            process.popen.kill()
+            try:
+                os.killpg(process.pid, signal.SIGKILL)  # with what it started
+            except (AttributeError, OSError):  # Windows; or it has not made its group yet, or has ended
+                process.popen.kill()
 
     def close(self) -> None:
         return
@@ -222,7 +225,7 @@ def group(folder: str, token: bytes) -> ForkedRanks | SpawnedRanks:
 def stop(ranks: ForkedRanks | SpawnedRanks, patience: float = 2.0) -> None:
     """Kill every rank that still runs and see it gone. What they said can still be read."""
     ranks.poll()
-    if any(p.status is None for p in ranks.processes.values()):
+    if any(p.status is None for p in ranks.processes.values()) or isinstance(ranks, SpawnedRanks):
         ranks.kill()
         limit = time.monotonic() + patience
         while any(p.status is None for p in ranks.processes.values()) and time.monotonic() < limit:

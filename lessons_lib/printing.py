@@ -92,7 +92,7 @@ class Assembler:
         while True:
             start = buffer.find(self.token, at)
             if start < 0:
-                keep = len(buffer) if final else max(at, len(buffer) - len(self.token) + 1)  # may be half a token
+                keep = len(buffer) - (0 if final else self._half_token(buffer[at:]))
                 self._add(OTHER, buffer[at:keep], found)
                 at = keep
                 break
@@ -112,6 +112,11 @@ class Assembler:
                 if self.partial[stream].kept:
                     found.append((stream, self.position, self.partial[stream].end()))
         return found
+
+    def _half_token(self, tail: bytes) -> int:
+        """How many bytes at the end may be the beginning of a token."""
+        sizes = range(min(len(self.token) - 1, len(tail)), 0, -1)
+        return next((size for size in sizes if tail.endswith(self.token[:size])), 0)
 
     def _add(self, stream: int, data: bytes, found: list) -> None:
         if not data:

@@ -124,25 +124,20 @@ def _dumps(value: Any) -> bytes:
 
 
 def _user_modules() -> Iterator[types.ModuleType]:
-    """The learner's modules that must travel: changed since, not importable by name, or rewritten by pytest."""
+    """The learner's modules that must travel."""
     for name, module in list(sys.modules.items()):
+        ours = name in ("__main__", "__mp_main__") or name.partition(".")[0] == __package__
         file = getattr(module, "__file__", None)
-        if (
-            name in ("__main__", "__mp_main__")
-            or not isinstance(module, types.ModuleType)
-            or getattr(module, "__name__", "") != name
-        ):
+        if ours or not isinstance(module, types.ModuleType) or getattr(module, "__name__", "") != name:
             continue
-        if not isinstance(file, str) or not file.endswith(".py") or not sources.is_user_code(file):
-            continue
-        if name.partition(".")[0] == __package__:
-            continue
-        if (
-            type(getattr(module, "__loader__", None)).__module__.startswith("_pytest")
-            or _changed(file)
-            or not _importable(name, file)
-        ):
+        if isinstance(file, str) and file.endswith(".py") and sources.is_user_code(file) and _must_travel(name, module, file):
             yield module
+
+
+def _must_travel(name: str, module: types.ModuleType, file: str) -> bool:
+    """Changed since, rewritten by pytest, or not to be found by name."""
+    rewritten = type(getattr(module, "__loader__", None)).__module__.startswith("_pytest")
+    return rewritten or _changed(file) or not _importable(name, file)
 
 
 def _changed(file: str) -> bool:

@@ -170,7 +170,7 @@ class Template:
                 sock.close()
             from . import child
 
-            child.main(token)
+            child.main(token, forked=True)
         except BaseException:
             traceback.print_exc(file=sys.__stderr__)
         finally:
