@@ -82,7 +82,7 @@ class Assembler:
 
     def __init__(self, token: bytes):
         self.token, self.pending, self.position = token, b"", 0
-        self.partial = [_Line() for _ in range(4)]
+        self.partial = [_Line(bounded=stream != MESSAGE) for stream in range(4)]
 
     def feed(self, data: bytes, final: bool = False) -> list[tuple[int, int, str]]:
         """`final`: nothing follows, so what is left counts as a line although no newline ended it."""
@@ -124,27 +124,27 @@ class Assembler:
         *complete, rest = data.split(b"\n")
         line = self.partial[stream]
         for piece in complete:
-            line.add(piece, bounded=stream != MESSAGE)
+            line.add(piece)
             found.append((stream, self.position, line.end()))
-        line.add(rest, bounded=stream != MESSAGE)
+        line.add(rest)
 
 
 class _Line:
     """A line in the making; of a very long one only the beginning is kept."""
 
-    def __init__(self):
-        self.kept, self.left_out = b"", 0
+    def __init__(self, bounded: bool):
+        self.kept, self.left_out, self.bounded = b"", 0, bounded
 
-    def add(self, piece: bytes, bounded: bool) -> None:
+    def add(self, piece: bytes) -> None:
         self.kept += piece
-        if bounded and len(self.kept) > 4 * LINE_LENGTH:  # a character has at most 4 bytes
+        if self.bounded and len(self.kept) > 4 * LINE_LENGTH:  # a character has at most 4 bytes
             self.kept = _after_return(self.kept)
             self.left_out += max(0, len(self.kept) - 4 * LINE_LENGTH)
             self.kept = self.kept[: 4 * LINE_LENGTH]
 
     def end(self) -> str:
         text = _after_return(self.kept).decode("utf-8", errors="replace").rstrip("\r")
-        left_out = self.left_out + max(0, len(text) - LINE_LENGTH)
+        left_out = self.left_out + max(0, len(text) - LINE_LENGTH) if self.bounded else 0
         self.kept, self.left_out = b"", 0
         return f"{text[:LINE_LENGTH]} ... (about {left_out:,} more characters)" if left_out else text
 
