@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+INITIALISED_TWICE = (
+    "run() has initialised torch.distributed already. Leave dist.init_process_group out, or write `if not dist.is_initialized():` "
+    "before it; then the same program also runs under torchrun."
+)
+
 
 def not_contiguous(rank: int, name: str, tensor, where: str) -> str:
     return (
@@ -42,3 +47,7 @@ def no_data(rank: int, where: str, operator: str) -> str:
         "no .item(), .tolist(), .numpy(), float(), bool() or `if tensor:`, and no masks or nonzero(), whose shapes depend on "
         "values. Leave the reading out, or run a smaller size with shapes_only=False."
     )
+
+
+def no_such_rank(rank: int, size: int) -> str:
+    return f"There is no rank {rank} in this group of {size}: its ranks are 0 to {size - 1}."

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
+from . import complaints
 from .handles import Handle, Several
 
 REDUCE = {name: getattr(dist.ReduceOp, name) for name in ("SUM", "AVG", "MAX", "MIN", "PRODUCT", "BAND", "BOR", "BXOR")}
@@ -73,14 +74,19 @@ class RecordedGroup(dist.ProcessGroup):
             self._batch.append(handle)
         return handle
 
+    def _global(self, rank: int) -> int:
+        if not 0 <= rank < len(self.ranks):
+            raise ValueError(complaints.no_such_rank(rank, len(self.ranks)))
+        return self.ranks[rank]
+
     # ---- messages -----------------------------------------------------------------------------------------------------
 
     def send(self, tensors, dstRank, tag=0):
-        return self._post("send", tensors, [], "send", (tensors, dstRank, tag), {}, peer=self.ranks[dstRank], tag=tag)
+        return self._post("send", tensors, [], "send", (tensors, dstRank, tag), {}, peer=self._global(dstRank), tag=tag)
 
     def recv(self, tensors, srcRank, tag=0):
         return self._post(
-            "recv", [], tensors, "recv", (tensors, srcRank, tag), {}, peer=self.ranks[srcRank], tag=tag,
+            "recv", [], tensors, "recv", (tensors, srcRank, tag), {}, peer=self._global(srcRank), tag=tag,
             numel=numel(tensors), nbytes=nbytes(tensors),
         )  # fmt: skip
 
@@ -118,7 +124,7 @@ class RecordedGroup(dist.ProcessGroup):
         root = option(args, kwargs, "rootRank", "root")
         if root is None:
             root = next(a for a in args if isinstance(a, int))
-        return self.ranks[root]
+        return self._global(root)
 
     # ---- pieces ---------------------------------------------------------------------------------------------------------
 

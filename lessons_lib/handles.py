@@ -71,7 +71,9 @@ class Handle(dist.Work):
 
     def get_future(self):
         """A future of the result, as DDP asks for. Who holds it waits on it unseen; first use of the result counts."""
-        self.strict = False
+        if self.strict:
+            self.strict = False
+            self.recorder.hand_over(self)
         if self.inner is None:
             future = torch.futures.Future()
             future.set_result([])

@@ -111,7 +111,9 @@ class Recorder:
         return self.log
 
     def better(self, error: BaseException) -> BaseException:
-        """What to tell instead of an error that only means that there is no data."""
+        """What to tell instead of an error whose words do not help here."""
+        if "initialize the default process group twice" in str(error):
+            return ValueError(complaints.INITIALISED_TWICE)
         if self.shapes_only and any(text in str(error) for text in NO_DATA):
             return RunError(complaints.no_data(self.rank, self._line_of(error), str(error).partition("\n")[0]))
         return error
@@ -254,6 +256,11 @@ class Recorder:
         else:
             self.log.wait(index, label=self._label(), line=self._where()[0], start=handle.began, end=now)
         self.notes.write("done", index, source)
+
+    def hand_over(self, handle: Handle) -> None:
+        """The program asked for the handle's future: whoever holds that waits unseen."""
+        if self._unwaited.pop(handle.index, None):
+            self._library[handle.index] = handle
 
     def drop(self, handle: Handle) -> None:
         """A handle was thrown away without a wait. Called by the garbage collector: it must not raise."""
