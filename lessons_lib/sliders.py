@@ -93,9 +93,10 @@ def marks_html(low: float, high: float) -> str:
     placed = marks([(at[link.name] * track, link.name) for link in links], 10, -4, track + 86, rows=2)
     tick = "position:absolute;top:0;height:5px;border-left:1px solid currentColor"
     parts = [f'<span style="{tick};left:{100 * at[link.name]:.2f}%"></span>' for link in links]
-    for _, middle, row, name in placed:
-        style = f"left:{100 * middle / track:.2f}%;top:{5 + 12 * row}px;transform:translateX(-50%)"
-        parts.append(f'<span style="position:absolute;white-space:nowrap;{style}">{name}</span>')
+    for x, middle, row, name in placed:
+        align = f"left:{100 * x / track:.2f}%;transform:translateX(-50%)" if middle == x else f"left:{100 * x / track:.2f}%"
+        style = f"position:absolute;white-space:nowrap;top:{5 + 12 * row}px;{align}"
+        parts.append(f'<span style="{style}">{name}</span>')
     left, right = _TRACK
     place = f"position:relative;height:32px;margin:0 {right}px 0 {left}px;font-size:10px;line-height:12px"
     return f'<div style="{place}">{"".join(parts)}</div>'

@@ -57,7 +57,8 @@ def measure(page, lab, layers: int) -> None:
     import nbformat
 
     cells = [nbformat.v4.new_code_cell(text) for text in (PROGRAM.format(layers=layers), COUNT, PYTHON)]
-    nbformat.write(nbformat.v4.new_notebook(cells=cells), lab.folder / f"slider{layers}.ipynb")
+    metadata = {"kernelspec": {"name": "python3", "display_name": "Python 3 (ipykernel)", "language": "python"}}
+    nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata=metadata), lab.folder / f"slider{layers}.ipynb")
     notebook = NotebookPage(page, lab, f"slider{layers}.ipynb")
     notebook.run_all()
     bars, python = (int(notebook.outputs()[1]), float(notebook.outputs()[2]))
