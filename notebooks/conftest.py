@@ -1,17 +1,18 @@
 """How the tests run these notebooks: as a learner's Lab does, except that prints of ranks are put in order."""
 
-import os
+import sys
+from pathlib import Path
 
 import nbval.kernel
 
-# Seconds for which lines of ranks are held back, then shown in rank order. A lesson ends well before.
-HOLD = {"LESSONS_HOLD_SECONDS": "60"}
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+from store_outputs import kernel_environment  # noqa: E402
 
 _start = nbval.kernel.start_new_kernel
 
 
 def _start_with_order(*args, **options):
-    return _start(*args, env={**os.environ, **HOLD}, **options)
+    return _start(*args, env=kernel_environment(), **options)
 
 
 def _execute_and_count(self, cell_input, allow_stdin=None):

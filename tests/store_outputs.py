@@ -27,11 +27,16 @@ from nbclient.exceptions import CellExecutionError
 
 ROOT = Path(__file__).resolve().parents[1]
 CELL_SECONDS = 120
-HOLD = {"LESSONS_HOLD_SECONDS": "60"}  # as in notebooks/conftest.py: ranks' prints in rank order
 KERNELSPEC = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
 LANGUAGE = {"name": "python", "file_extension": ".py", "mimetype": "text/x-python", "pygments_lexer": "ipython3"}
 KEPT_CELL_METADATA = ("tags", "reason", "jupyter", "nbgrader")
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
+
+
+def kernel_environment() -> dict[str, str]:
+    """The variables of a kernel whose output is stored or compared: this course, and what ranks print in rank order."""
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    return {**os.environ, "PYTHONPATH": path, "LESSONS_HOLD_SECONDS": "60"}  # lines wait so long for those of lower ranks
 
 
 class ThisPython(KernelSpecManager):
@@ -53,9 +58,9 @@ def execute(notebook, folder: Path):
             cell.outputs, cell.execution_count = [], None
     client = NotebookClient(
         notebook, kernel_manager_class=Kernel, kernel_name="python3", timeout=CELL_SECONDS,
-        record_timing=False, store_widget_state=False, resources={"metadata": {"path": str(folder)}},
+        record_timing=False, store_widget_state=False, coalesce_streams=True, resources={"metadata": {"path": str(folder)}},
     )  # fmt: skip
-    client.execute(env={**os.environ, **HOLD}, cwd=str(folder), stderr=subprocess.DEVNULL)
+    client.execute(env=kernel_environment(), cwd=str(folder), stderr=subprocess.DEVNULL)
     return notebook
 
 
