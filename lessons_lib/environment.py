@@ -9,6 +9,7 @@ Imports torch only inside one check, so that it runs, and says so, where torch i
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import math
 import os
 import platform
@@ -31,6 +32,7 @@ IPYWIDGETS, EXTENSION = (
     8,
     5,
 )  # generations that belong together: in the kernel, and in the Lab (Python package jupyterlab_widgets 3)
+PACKAGES = ("numpy", "matplotlib", "cloudpickle", "psutil")
 RANKS = 4  # most lessons run four
 LEAST_MEMORY = 1.5e9  # bytes: four ranks that are spawned and share nothing, and the kernel
 INSTALL = "in the course's folder, run `make lab`, or `python -m pip install -r requirements.txt` with the kernel's own Python"
@@ -95,13 +97,14 @@ class Environment:
 
 
 def check_environment() -> Environment:
-    """Look at Python, PyTorch, the kernel and its Lab, widgets, cores, memory, the loopback interface and the temporary folder.
+    """Look at Python, PyTorch and other packages, the kernel and its Lab, widgets, cores, memory, the loopback interface and the temporary folder.
 
     Takes as long as importing torch. Never raises: a look that fails in a way nobody foresaw becomes a warning.
     """
     looks = {
         "Python": check_python,
         "PyTorch": check_torch,
+        "Other packages": check_packages,
         "Kernel and Lab": check_kernel,
         "Widgets": check_widgets,
         "Processor cores": check_cores,
@@ -148,6 +151,14 @@ def check_torch() -> Check:
         advice = f"the course is tested with {wanted}: if a lesson fails, {INSTALL}"
         return Check("PyTorch", WARNING, f"PyTorch {version}", advice)
     return Check("PyTorch", OK, f"PyTorch {version} with gloo")
+
+
+def check_packages() -> Check:
+    missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
+    if missing:
+        found = f"not installed in this kernel's environment: {', '.join(missing)}"
+        return Check("Other packages", PROBLEM, found, f"{INSTALL}, then restart the kernel")
+    return Check("Other packages", OK, ", ".join(PACKAGES))
 
 
 def check_kernel() -> Check:

@@ -50,7 +50,8 @@ def test_here_the_environment_is_ready():
     found = check_environment()
     assert found.ready, repr(found)
     assert [check.name for check in found.checks] == [
-        "Python", "PyTorch", "Kernel and Lab", "Widgets", "Processor cores", "Free memory", "Loopback", "Temporary folder",
+        "Python", "PyTorch", "Other packages", "Kernel and Lab", "Widgets", "Processor cores", "Free memory", "Loopback",
+        "Temporary folder",
     ]  # fmt: skip
 
 
@@ -94,6 +95,18 @@ def test_it_runs_and_says_so_where_torch_and_ipywidgets_are_not_installed():
     assert "✗ problem  PyTorch           not installed in this kernel's environment" in ran.stdout
     assert "✗ problem  Widgets           ipywidgets cannot be imported" in ran.stdout
     assert "Not ready yet: 2 problems" in ran.stdout
+
+
+def test_it_runs_on_a_bare_python_and_names_all_that_is_missing():
+    """What a kernel of another environment has: no package at all."""
+    code = f"import sys\nsys.path.append({str(ROOT)!r})\nfrom lessons_lib import check_environment\nprint(check_environment())"
+    ran = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, encoding="utf-8", timeout=120,
+                         env={**os.environ, "PYTHONIOENCODING": "utf-8", "PYTHONPATH": ""})  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    assert "✗ problem  PyTorch           not installed" in ran.stdout and "✗ problem  Widgets" in ran.stdout
+    missing = "numpy, matplotlib, cloudpickle, psutil"
+    assert f"✗ problem  Other packages    not installed in this kernel's environment: {missing}\n" in ran.stdout
+    assert "! warning  Free memory       could not be told" in ran.stdout
 
 
 def test_the_ranges_it_checks_are_those_that_are_installed():
