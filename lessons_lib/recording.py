@@ -201,20 +201,24 @@ class Recording:
     @property
     def collectives(self) -> Table:
         """Each distinct collective: kind, group size, bytes of the full buffer, count (once per collective, not per member)."""
+        sizes = np.array([len(group) for group in self.groups] or [0])
         rows: dict[tuple, float] = {}
         for ev in self.events:
-            for e in ev[ev["kind"] == COLLECTIVE]:
-                size = len(self.groups[e["group"]])
-                key = (self.ops[e["op"]], size, int(e["nbytes"]))
-                rows[key] = rows.get(key, 0.0) + 1 / size  # every member notes the same collective
+            calls = ev[ev["kind"] == COLLECTIVE]
+            keys = np.stack([calls["op"], sizes[calls["group"]], calls["nbytes"]], axis=1)
+            distinct, first, counts = np.unique(keys, axis=0, return_index=True, return_counts=True)
+            for i in np.argsort(first):  # in the order in which they were first issued
+                op, size, nbytes = map(int, distinct[i])
+                key = (self.ops[op], size, nbytes)
+                rows[key] = rows.get(key, 0.0) + counts[i] / size  # every member notes the same collective
         found = [(*key, int(round(n)) or 1) for key, n in rows.items()]
         return Table(("kind", "group size", "bytes", "count"), found)
 
     def __repr__(self) -> str:
         sent, calls = int(self.sent_messages.sum()), sum(row[3] for row in self.collectives)
         return (
-            f"Recording of {self.world_size} ranks: {sum(self.flops):,} FLOPs, {sent} messages "
-            f"({int(self.sent_bytes.sum()):,} bytes), {calls} collectives"
+            f"Recording of {_count(self.world_size, 'rank')}: {sum(self.flops):,} FLOPs, {_count(sent, 'message')} "
+            f"({int(self.sent_bytes.sum()):,} bytes), {_count(calls, 'collective')}"
         )
 
     # ---- save and load -------------------------------------------------------------------------------------------
@@ -252,13 +256,22 @@ class Recording:
             raise ValueError(
                 f"{path} holds version {data.get('version')!r} of the format; this library reads {VERSION}: record it again"
             )
-        events = [_structured(EVENT, columns) for columns in data["events"]]
-        costs = [_structured(COST, columns) for columns in data["costs"]]
-        return cls(
-            data["world_size"], events, costs, data["ops"], [tuple(g) for g in data["groups"]], data["labels"], data["lines"],
-            [Operator(*row) for row in data["operators"]], data["results"], [tuple(line) for line in data["output"]],
-            data["warnings"], data["shapes_only"],
-        )  # fmt: skip
+        try:
+            return cls(
+                data["world_size"],
+                [_structured(EVENT, columns) for columns in data["events"]],
+                [_structured(COST, columns) for columns in data["costs"]],
+                groups=[tuple(group) for group in data["groups"]],
+                operators=[Operator(*row) for row in data["operators"]],
+                output=[tuple(line) for line in data["output"]],
+                **{name: data[name] for name in ("ops", "labels", "lines", "results", "warnings", "shapes_only")},
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{path} is a damaged recording ({type(error).__name__}: {error}): record it again") from None
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number:,} {thing}{'' if number == 1 else 's'}"
 
 
 def _structured(dtype: np.dtype, columns: dict) -> np.ndarray:
