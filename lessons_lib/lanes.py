@@ -4,9 +4,14 @@ The simulation at one lane fixes in which order transfers are served. This pass 
 operation where the simulation adds or compares one number, the times in every lane. Where two transfers compete for a port and
 the programs do not already order them, it checks lane by lane that the simulation would have served them in the same order.
 Imports no torch.
+
+A "node" is a moment, an array over the lanes: node x < T is the end of transfer x (of T), node T + i is the moment at which
+operation i, a wait, lets its rank go on; the last node is time 0.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -14,8 +19,9 @@ from .matching import AWAIT, POST, Matching
 from .pricing import Costs
 
 SURE = 3  # an AWAIT of something that cannot have ended before the rank gets there
-SKIP = 4  # an AWAIT right before another one for something that the same port served later
+SKIP = 4  # an AWAIT among others in a row, for something that its port served before one of the others
 MOST_KEPT = 16  # how far back along a port a check looks; beyond it the lane is simulated anew
+BLOCK_SIZE = 64  # steps between two looks at which nodes are no longer needed
 
 
 class Plan:
@@ -23,205 +29,257 @@ class Plan:
 
     def __init__(self, m: Matching, costs: Costs):
         self.m, self.costs = m, costs
-        rank = m.rank[m.operations]
-        waits = np.flatnonzero(m.mode != POST)
+        self.rank = rank = m.rank[m.operations]
+        self.waits = waits = np.flatnonzero(m.mode != POST)
         posts = np.flatnonzero(m.mode != AWAIT)
         number = np.full(len(m.events), -1)
         number[m.operations] = np.arange(len(m.operations))
         origin = number[m.origin]
-        before = np.array(costs.before)
+        self.before = before = np.array(costs.before)
+        different, inverse = np.unique(before, return_inverse=True)
+        scalars = [np.array(b) if b else None for b in different.tolist()]  # numpy adds these fastest
+        self.offset = np.empty(len(scalars), dtype=object)
+        self.offset[:] = scalars
+        self.which = inverse
 
         # Nothing happened between the post and the wait: the rank certainly gets there before the transfer ends.
         stretch = np.searchsorted(waits, np.arange(len(m.operations)))  # how many waits came earlier
-        same = (stretch[origin] == stretch) & (before[origin] == before) & (m.mode == AWAIT) & (rank[origin] == rank)
+        same = (m.mode == AWAIT) & (stretch[origin] == stretch) & (before[origin] == before) & (rank[origin] == rank)
         self.mode = np.where(same, SURE, m.mode)
+
+        pair = m.destination[m.transfer] >= 0
+        sending = rank == m.source[m.transfer]
+        self.width = np.array([len(p) for p in costs.ports], dtype=int)
+        # Messages: their two posts. Collectives: all posts, one after the other.
+        self.sent, self.received = np.full(len(self.width), -1), np.full(len(self.width), -1)
+        for target, mine in ((self.sent, sending), (self.received, ~sending)):
+            some = posts[pair[posts] & mine[posts]]
+            target[m.transfer[some]] = some
+        group_posts = posts[~pair[posts]]
+        self.group_posts = group_posts[np.argsort(m.transfer[group_posts], kind="stable")]
 
         # Waits in a row, with nothing between them: per row and port only the one served last counts.
         awaits = m.mode == AWAIT
         follows = np.zeros(len(awaits), dtype=bool)
         follows[1:] = awaits[1:] & awaits[:-1] & (rank[1:] == rank[:-1]) & (before[1:] == 0)
-        row = np.cumsum(~follows)
-        single = np.flatnonzero(awaits & (m.destination[m.transfer] >= 0))
-        self.row_wait, self.row = single, row[single]
+        port = np.full(len(m.operations), -1)
+        of_pair = posts[pair[posts]]
+        ends = np.array([p if len(p) == 2 else (-1, -1) for p in costs.ports]).reshape(-1, 2)[m.transfer[of_pair]]
+        port[of_pair] = np.where(sending[of_pair], ends[:, 0], ends[:, 1])
+        self.in_row = np.flatnonzero(awaits & pair)
+        self.row, self.row_port = np.cumsum(~follows)[self.in_row], port[origin[self.in_row]]
 
-        back = np.full(len(m.operations), np.iinfo(np.int64).max)  # per post: the first operation that waits for it
+        # Entries: every use of a port by a post, with the first operation that waits for it.
+        back = np.full(len(m.operations), np.iinfo(np.int64).max)
         np.minimum.at(back, origin[waits], waits)
-        ports = costs.ports
-        width = np.array([len(p) for p in ports], dtype=int)
-        source_side = rank[posts] == m.source[m.transfer[posts]]
-        pair = m.destination[m.transfer[posts]] >= 0
-        port = np.array(
-            [ports[x][0 if s else 1] if p else -1 for x, s, p in zip(m.transfer[posts].tolist(), source_side, pair)], dtype=int
-        )
-        entry_post, entry_port = [posts[pair]], [port[pair]]
-        for i in posts[~pair].tolist():
-            r, x = rank[i], m.transfer[i]
-            mine = [p for p in ports[x] if p // 4 == r]
-            entry_post.append(np.full(len(mine), i))
-            entry_port.append(np.array(mine, dtype=int))
-        port_of = np.full(len(m.operations), -1)
-        port_of[posts] = port
-        self.row_port = port_of[origin[single]]
-        self.entry_post, self.entry_port = np.concatenate(entry_post), np.concatenate(entry_port)
-        self.entry_transfer = m.transfer[self.entry_post]
+        mine = [
+            [p for p in costs.ports[x] if p // 4 == r] for x, r in zip(m.transfer[group_posts].tolist(), rank[group_posts].tolist())
+        ]
+        self.entry_post = np.concatenate([of_pair, np.repeat(group_posts, [len(p) for p in mine])])
+        self.entry_port = np.concatenate([port[of_pair], np.array([p for some in mine for p in some], dtype=int)])
         self.entry_back = back[self.entry_post]
-        self.width = width
-        self.waits = waits
 
-    def modes(self, order: list[int]) -> tuple[np.ndarray, np.ndarray]:
-        """For an order of service: per operation its mode, per transfer how many waits need its end."""
-        place = np.full(len(self.width), -1)
-        place[order] = np.arange(len(order))
-        turn = place[self.m.transfer[self.row_wait]]
-        by_turn = np.lexsort((turn, self.row_port, self.row))
-        row, port = self.row[by_turn], self.row_port[by_turn]
-        dominated = (row[1:] == row[:-1]) & (port[1:] == port[:-1])
-        mode = self.mode.copy()
-        mode[self.row_wait[by_turn[:-1][dominated]]] = SKIP
-        needed = self.waits[mode[self.waits] != SKIP]
-        return mode, np.bincount(self.m.transfer[needed], minlength=len(self.width))
 
-    def contests(self, order: list[int]) -> tuple[dict[int, tuple], np.ndarray]:
-        """For an order of service: per transfer, those just before it at its ports that its ranks have not waited for.
+@dataclass(eq=False)
+class Steps:
+    """A pass as a list of steps: node = max(first + offset, second + offset, third), plus the duration if it is a transfer."""
 
-        Each has (predecessors, None) where they certainly go first, else (predecessors, ports that they share with it).
-        The second result counts, per transfer, how often it is a predecessor.
-        """
-        place = np.full(len(self.width), -1)
-        place[order] = np.arange(len(order))
-        moved = np.flatnonzero(place[self.entry_transfer] >= 0)
-        moved = moved[np.lexsort((place[self.entry_transfer[moved]], self.entry_port[moved]))]
-        port, x = self.entry_port[moved], self.entry_transfer[moved]
-        post, back = self.entry_post[moved], self.entry_back[moved]
-        follows = np.zeros(len(x), dtype=bool)
-        follows[1:] = port[1:] == port[:-1]
-        before = np.where(follows, np.roll(x, 1), -1)
-        loose = follows & (np.roll(back, 1) >= post)
-        # Same ports, same order of posts on every rank: the earlier one is ready first, so it goes first.
-        fixed = follows & (np.roll(post, 1) < post)
-        size = len(self.width)
-        low, high = np.full(size, size), np.full(size, -2)
-        np.minimum.at(low, x, before)
-        np.maximum.at(high, x, before)
-        certain = np.ones(size, dtype=bool)
-        certain[x[~fixed]] = False
-        certain &= (low == high) & (self.width[np.clip(high, 0, None)] == self.width)
-        found: dict[int, tuple] = {}
-        uses = np.zeros(size, dtype=int)
-        for a, b, p, sure in zip(x[loose].tolist(), before[loose].tolist(), port[loose].tolist(), certain[x[loose]].tolist()):
-            known, shared = found.setdefault(a, ([], None if sure else []))
-            if b not in known:
-                known.append(b)
-                uses[b] += 1
-            if shared is not None:
-                shared.append(p)
-        return found, uses
+    node: list[int]
+    first: list[int]
+    first_offset: list
+    second: list[int]  # -1: none
+    second_offset: list
+    third: list[int]  # a transfer that certainly goes before at all ports, -1: none
+    more: dict[int, list]  # transfer: (node, offset) of the posts beyond two
+    contests: dict[int, tuple[list, list]]  # transfer: those that may go before, and the ports shared with them
+    special: set[int]  # transfers that need a longer look: in `more`, in `contests`, at a watched port, or waited for by nobody
+    drop: list[list[int]]  # per block of steps: nodes not needed any more
+    last: np.ndarray  # per rank: the node at which it comes back last
+
+
+def compile_steps(plan: Plan, order: list[int]) -> Steps:
+    """The steps that compute all times if transfers are served in `order`."""
+    m, size = plan.m, len(plan.width)
+    place = np.full(size, -1)
+    place[order] = np.arange(len(order))
+    mode = plan.mode.copy()
+    turn = place[m.transfer[plan.in_row]]
+    by_turn = np.lexsort((turn, plan.row_port, plan.row))
+    row, port = plan.row[by_turn], plan.row_port[by_turn]
+    earlier = plan.in_row[by_turn[:-1][(row[1:] == row[:-1]) & (port[1:] == port[:-1])]]
+    mode[earlier[plan.before[earlier] == 0]] = SKIP
+
+    waits = plan.waits[mode[plan.waits] != SKIP]
+    after = np.where(mode[waits] == AWAIT, size + waits, m.transfer[waits])  # the node of each wait
+    zero = size + len(mode)
+    begin = m.first_operation
+
+    def clock(operations, rank):
+        """The node from which these operations' offsets count: their rank's last wait."""
+        found = np.searchsorted(waits, operations) - 1
+        real = (found >= 0) & (np.append(waits, 0)[found] >= begin[rank])
+        return np.where(real, np.append(after, 0)[found], zero)
+
+    # A wait can be computed once all that its rank waited for so far has been served.
+    awaits = waits[mode[waits] == AWAIT]
+    high = np.maximum.accumulate(place[m.transfer[waits]] + plan.rank[waits] * (size + 1)) - plan.rank[waits] * (size + 1)
+    messages = np.array(order, dtype=int)
+    node = np.concatenate([messages, size + awaits])
+    moment = np.concatenate([2 * np.arange(len(messages)), 2 * high[mode[waits] == AWAIT] + 1])
+
+    sent, received = plan.sent[messages], plan.received[messages]
+    first, second = clock(sent, plan.rank[sent]), clock(received, plan.rank[received])
+    first_which, second_which = plan.which[sent], plan.which[received]
+    together = first == second  # both sides count from the same moment: only the later post matters
+    first_which = np.where(together, np.maximum(first_which, second_which), first_which)  # offsets are numbered in rising order
+    second = np.where(together, -1, second)
+    none = int(np.searchsorted(np.unique(plan.before), 0.0)) if len(plan.before) else 0
+    columns = [
+        node,
+        np.concatenate([first, clock(awaits, plan.rank[awaits])]),
+        np.concatenate([first_which, plan.which[awaits]]),
+        np.concatenate([second, m.transfer[awaits]]),
+        np.concatenate([second_which, np.full(len(awaits), none)]),
+        np.full(len(node), -1),
+    ]
+    more: dict[int, list] = {}
+    group_clock = clock(plan.group_posts, plan.rank[plan.group_posts])
+    for x, base, which in zip(*(c.tolist() for c in (m.transfer[plan.group_posts], group_clock, plan.which[plan.group_posts]))):
+        known = more.setdefault(x, {})
+        known[base] = max(which, known.get(base, -1))
+    grouped = np.flatnonzero(m.destination[messages] < 0)
+    for k, x in zip(grouped.tolist(), messages[grouped].tolist()):
+        (base, which), *rest = more.pop(x).items()
+        columns[1][k], columns[2][k], columns[3][k] = base, which, -1
+        if rest:
+            more[x] = rest
+    third, contests, predecessors = _contests(plan, place)
+    columns[5][: len(messages)] = third[messages]
+
+    awaited = np.zeros(size, dtype=bool)
+    awaited[m.transfer[plan.waits]] = True
+    watched = {p for _, shared in contests.values() for p in shared}
+    special = {x for x in messages[~awaited[messages]].tolist()} | set(more) | set(contests)
+    if watched:
+        special |= {x for x in order if not watched.isdisjoint(plan.costs.ports[x])}
+
+    by_moment = np.argsort(moment, kind="stable")
+    columns = [column[by_moment] for column in columns]
+    at = np.arange(len(node))
+    use = np.full(zero + 1, -1)
+    use[columns[0]] = at
+    step_of = use.copy()
+    for column in (columns[1], columns[3], columns[5]):
+        real = column >= 0
+        np.maximum.at(use, column[real], at[real])
+    np.maximum.at(use, predecessors[0], step_of[predecessors[1]])
+    for x, rest in more.items():
+        if step_of[x] >= 0:
+            for base, _ in rest:
+                use[base] = max(use[base], step_of[x])
+    last = clock(begin[1:], np.arange(m.world_size))
+    use[last] = len(node)
+    use[zero] = len(node)
+    ending = np.flatnonzero((use >= 0) & (use < len(node)))
+    ending = ending[np.argsort(use[ending], kind="stable")]
+    edges = np.searchsorted(use[ending], np.arange(0, len(node) + BLOCK_SIZE, BLOCK_SIZE))
+    drop = [ending[a:b].tolist() for a, b in zip(edges, edges[1:])]
+    offset = plan.offset
+    more = {x: [(base, offset[which]) for base, which in rest] for x, rest in more.items()}
+    lists = [offset[c].tolist() if k in (2, 4) else c.tolist() for k, c in enumerate(columns)]
+    return Steps(*lists, more, contests, special, drop, last)
+
+
+def _contests(plan: Plan, place: np.ndarray):
+    """Who goes before whom at a port, where the rank in between has not waited for the earlier one.
+
+    Returns: per transfer the one that certainly goes before at all its ports (-1: none); a dictionary of the others:
+    (predecessors, ports shared with them); and pairs (predecessor, transfer) as two arrays.
+    """
+    m, size = plan.m, len(plan.width)
+    entry = m.transfer[plan.entry_post]
+    moved = np.flatnonzero(place[entry] >= 0)
+    moved = moved[np.lexsort((place[entry[moved]], plan.entry_port[moved]))]
+    port, x, post, back = plan.entry_port[moved], entry[moved], plan.entry_post[moved], plan.entry_back[moved]
+    follows = np.zeros(len(x), dtype=bool)
+    follows[1:] = port[1:] == port[:-1]
+    before = np.where(follows, np.roll(x, 1), -1)
+    loose = follows & (np.roll(back, 1) >= post)
+    # Same ports, and posts in the same order on every rank: the earlier one is ready first, so it goes first.
+    certain = np.ones(size, dtype=bool)
+    certain[x[~(follows & (np.roll(post, 1) < post))]] = False
+    low, high = np.full(size, size), np.full(size, -2)
+    np.minimum.at(low, x, before)
+    np.maximum.at(high, x, before)
+    certain &= (low == high) & (plan.width[np.clip(high, 0, None)] == plan.width)
+    third = np.full(size, -1)
+    sure = loose & certain[x]
+    third[x[sure]] = before[sure]
+    contests: dict[int, tuple[list, list]] = {}
+    rest = loose & ~certain[x]
+    for a, b, p in zip(x[rest].tolist(), before[rest].tolist(), port[rest].tolist()):
+        known, shared = contests.setdefault(a, ([], []))
+        if b not in known:
+            known.append(b)
+        shared.append(p)
+    return third, contests, (before[rest], x[rest])
 
 
 def run(plan: Plan, order: list[int], seconds, lanes: int) -> tuple[np.ndarray, np.ndarray]:
     """Step times in every lane if transfers are served in `order`; and in which lanes they certainly are.
 
-    `seconds(x)` is the array of one transfer's durations. Times are the very floating-point numbers that the simulation computes.
+    `seconds[x]` is the array of one transfer's durations. Times are the very floating-point numbers that the simulation computes.
     """
-    m, costs = plan.m, plan.costs
+    steps = compile_steps(plan, order)
+    m, ports, size = plan.m, plan.costs.ports, len(plan.width)
     add, maximum = np.add, np.maximum
-    contests, extra = plan.contests(order)
-    modes, needed = plan.modes(order)
-    uses = (needed + extra).tolist()
-    awaited = np.zeros(len(uses), dtype=bool)
-    awaited[m.transfer[plan.waits]] = True
-    transfer, mode, before, awaited = m.transfer.tolist(), modes.tolist(), costs.before, awaited.tolist()
-    ports = costs.ports
-    cursor, last = m.first_operation[:-1].tolist(), m.first_operation[1:].tolist()
-    clock = [np.zeros(lanes)] * m.world_size  # per rank: when it last came back from waiting
-    posted: dict[int, tuple] = {}  # per transfer: (clock, seconds since) of the latest post so far
-    ends: dict[int, np.ndarray] = {}
-    waiting: dict[int, list[tuple[int, int]]] = {}
-    watched = {p for _, shared in contests.values() if shared for p in shared}
-    history: dict[int, list] = {p: [] for p in watched}
+    value: list = [None] * (size + len(m.operations) + 1)
+    value[-1] = final = np.zeros(lanes)
+    awaited = set(m.transfer[plan.waits].tolist())
+    history: dict[int, list] = {p: [] for _, shared in steps.contests.values() for p in shared}
     good = np.ones(lanes, dtype=bool)
-    final = np.zeros(lanes)
-    scalar: dict[float, np.ndarray] = {}
-
-    def later(base, offset):
-        if not offset:
-            return base
-        value = scalar.get(offset)
-        if value is None:
-            value = scalar[offset] = np.array(offset)
-        return add(base, value)
-
-    def go_on(rank: int) -> None:
-        now = clock[rank]
-        for i in range(cursor[rank], last[rank]):
-            x, what = transfer[i], mode[i]
-            if what < AWAIT:
-                mine = (now, before[i])
-                if x in posted:
-                    theirs = posted[x]
-                    if theirs[0] is now:
-                        if theirs[1] > mine[1]:
-                            mine = theirs
-                    else:
-                        mine = (maximum(later(*theirs), later(*mine)), 0.0)
-                posted[x] = mine
-                if what == POST:
-                    continue
-            elif what == SKIP:
-                now = later(now, before[i])
+    special, more, contests = steps.special, steps.more, steps.contests
+    columns = (steps.node, steps.first, steps.first_offset, steps.second, steps.second_offset, steps.third)
+    for block, drop in enumerate(steps.drop):
+        part = slice(block * BLOCK_SIZE, (block + 1) * BLOCK_SIZE)
+        for node, first, first_offset, second, second_offset, third in zip(*(column[part] for column in columns)):
+            ready = value[first]
+            if first_offset is not None:
+                ready = add(ready, first_offset)
+            if second >= 0:
+                other = value[second]
+                ready = maximum(ready, other if second_offset is None else add(other, second_offset))
+            if node >= size:
+                value[node] = ready
                 continue
-            over = ends.get(x)
-            if over is None:
-                waiting.setdefault(x, []).append((rank, i))
-                clock[rank] = now
-                cursor[rank] = i + 1
-                return
-            now = over if what != AWAIT else maximum(later(now, before[i]), over)
-            uses[x] -= 1
-            if not uses[x]:
-                del ends[x]
-        cursor[rank] = last[rank]
-        maximum(final, later(now, costs.tail[rank]), out=final)
-
-    for rank in range(m.world_size):
-        go_on(rank)
-    for x in order:
-        base, offset = posted.pop(x)
-        begin = since = later(base, offset)
-        contest = contests.get(x)
-        if contest is not None:
-            known, shared = contest
-            for y in known:
-                begin = maximum(begin, ends[y])
-                uses[y] -= 1
-            if shared is not None:
-                _check(x, m.priority, since, begin, shared, history, good)
-            for y in known:
-                if not uses[y]:
-                    del ends[y]
-        over = add(begin, seconds(x))
-        if watched:
-            for p in ports[x]:
-                if p in watched:
+            if node not in special:
+                value[node] = add(ready if third < 0 else maximum(ready, value[third]), seconds[node])
+                continue
+            for base, offset in more.get(node, ()):
+                ready = maximum(ready, value[base] if offset is None else add(value[base], offset))
+            start = ready if third < 0 else maximum(ready, value[third])
+            if node in contests:
+                known, shared = contests[node]
+                for y in known:
+                    start = maximum(start, value[y])
+                check(node, m.priority, ready, start, shared, history, good)
+            value[node] = end = add(start, seconds[node])
+            if node not in awaited:
+                final = maximum(final, end)  # nobody waits for it: the step lasts until it ends
+            for p in ports[node]:
+                if p in history:
                     queue = history[p]
-                    queue.append((x, since, begin, over))
+                    queue.append((node, ready, start, end))
                     if len(queue) > MOST_KEPT:
                         del queue[0]
-        blocked = waiting.pop(x, None)
-        if uses[x]:
-            ends[x] = over
-        if not awaited[x]:
-            maximum(final, over, out=final)  # nobody waits for it: the step lasts until it ends
-        for rank, i in blocked or ():
-            clock[rank] = over if mode[i] != AWAIT else maximum(later(clock[rank], before[i]), over)
-            uses[x] -= 1
-            if not uses[x]:
-                ends.pop(x, None)
-            go_on(rank)
+        for node in drop:
+            value[node] = None
+    for node, tail in zip(steps.last.tolist(), plan.costs.tail):
+        final = maximum(final, value[node] + tail)
     return final, good
 
 
-def _check(x: int, priority, ready, start, shared, history, good) -> None:
+def check(x: int, priority, ready, start, shared, history, good) -> None:
     """Clear `good` in lanes where transfer x would not have been served in this place.
 
     It would be if from the moment it is ready until it starts, one of its ports is always busy with transfers served before it, and

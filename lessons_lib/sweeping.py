@@ -62,7 +62,7 @@ def _sweep(recording, m: Matching, costs: Costs, cluster, link, lanes, latency, 
 
 
 def _seconds(recording, m: Matching, costs: Costs, intra, inter, algorithm, lanes: int):
-    """A function from the number of a transfer to the array of its durations."""
+    """Indexed by the number of a transfer: the array of its durations."""
     keys = [
         (int(m.op[x]), nbytes, costs.shapes[x], wire)
         for x, (nbytes, wire) in enumerate(zip(m.nbytes.tolist(), costs.wires.tolist()))
@@ -78,9 +78,19 @@ def _seconds(recording, m: Matching, costs: Costs, intra, inter, algorithm, lane
 
     distinct = set(keys)
     if len(distinct) > MOST_SIZES:
-        return lambda x: compute(*keys[x])
+        return _Computed(lambda x: compute(*keys[x]))
     table = {key: compute(*key) for key in distinct}
-    return [table[key] for key in keys].__getitem__
+    return [table[key] for key in keys]
+
+
+class _Computed:
+    """Like a list whose items are computed at every look: slower, and small."""
+
+    def __init__(self, item):
+        self.item = item
+
+    def __getitem__(self, x):
+        return self.item(x)
 
 
 def settings(cluster: Cluster, link: str, bandwidth, latency):
