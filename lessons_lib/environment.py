@@ -97,7 +97,7 @@ class Environment:
 
 
 def check_environment() -> Environment:
-    """Look at Python, PyTorch and other packages, the kernel and its Lab, widgets, cores, memory, the loopback interface and the temporary folder.
+    """Look at Python, PyTorch and other packages, the kernel and its Lab, widgets, cores, memory, loopback and temporary folder.
 
     Takes as long as importing torch. Never raises: a look that fails in a way nobody foresaw becomes a warning.
     """

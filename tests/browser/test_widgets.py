@@ -1,5 +1,6 @@
 """In a real JupyterLab: the environment check sees this Lab, and widgets answer the keyboard."""
 
+import json
 import os
 import sys
 
@@ -33,7 +34,7 @@ def test_the_check_finds_one_environment_and_live_widgets(open_notebook):
     table, where = notebook.outputs()
     assert "one environment" in table and "Ready" in table and "problem" not in table
     assert facts.NOT_SHOWN not in table and facts.WAITING not in table
-    prefix, mark = where.split()
+    prefix, mark = where.strip().splitlines()
     assert os.path.samefile(prefix, sys.prefix) and mark == notebook.lab.mark  # this very environment, a child of this very server
 
 
@@ -54,12 +55,10 @@ def test_a_slider_moves_by_keyboard_and_text_and_picture_follow(open_notebook):
 
 def test_a_kernel_that_the_user_has_installed_does_not_shadow_the_environments_own(open_notebook, lab):
     """A "python3" in the user's own folder, of another Python, is what many machines have."""
-    import json
-
     spec = lab.scratch / "jupyter_data_dir" / "kernels" / "python3"
     spec.mkdir(parents=True)
     (spec / "kernel.json").write_text(json.dumps({"argv": ["/nowhere/python"], "display_name": "Another", "language": "python"}))
     notebook = open_notebook("shadow.ipynb", [WHERE])
     notebook.run_all()
-    assert os.path.samefile(notebook.outputs()[0].split()[0], sys.prefix)
+    assert os.path.samefile(notebook.outputs()[0].splitlines()[0], sys.prefix)
     assert "Python 3 (ipykernel)" in notebook.status()
