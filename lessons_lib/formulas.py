@@ -252,6 +252,11 @@ def check_algorithm(algorithm) -> None:
         raise ValueError(f"There is no algorithm {algorithm!r} for collectives; choose 'ring' or 'tree'.")
 
 
+def check_alpha_beta(nbytes, bandwidth, latency):
+    """The three as numbers or arrays. TypeError or ValueError names the one that is not allowed."""
+    return _bytes(nbytes), _positive(bandwidth, "The bandwidth"), _latency(latency)
+
+
 def _checked(formula, nbytes, members, bandwidth, latency):
     return formula(_bytes(nbytes), _members(members), _positive(bandwidth, "The bandwidth"), _latency(latency))
 

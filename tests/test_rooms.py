@@ -14,9 +14,9 @@ LIBRARY = ROOT / "lessons_lib"
 # A room is a file, or several that make one idea; a file without a line here is a room of its own name.
 FILES = {
     "replay": "replay timeline matching simulate pricing sweeping lanes wallclock critical",
-    "formulas": "formulas messages",
-    "plots": "plots timeline_picture curve_picture message_picture text_pictures figures perfetto svg wording",
-    "explorers": "explorers sliders guesses",
+    "formulas": "formulas messages algorithms",
+    "plots": "plots timeline_picture curve_picture message_picture collective_picture text_pictures figures perfetto svg wording",
+    "explorers": "explorers sliders guesses collective_explorer",
     "recorder": "recorder group handles flight functional operators notes rules watch complaints throttle",
     "ranks": "ranks launch template child supervise failures sending printing tracebacks",
     "environment": "environment lab",
