@@ -75,7 +75,7 @@ def parse(text: str, unit: str) -> float | None:
     sizes = next((f for f in _FAMILIES if unit in f), {unit: 1.0})
     typed = next((u for u in (unit, *sizes) if u.lower() == typed.lower().replace("\u00b5", "u")), None)
     try:
-        value = float(number.replace(" ", "").replace("_", "") if "," not in number else _without_commas(number))
+        value = float(number if "," not in number else _without_commas(number))
     except ValueError:
         value = math.nan
     if typed is None and math.isfinite(value):

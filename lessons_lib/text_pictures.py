@@ -30,7 +30,7 @@ def timeline_text(timeline, width: int = 80, ranks=None) -> str:
         lines.append(f"{f'rank {rank}'.rjust(margin)} |{bar}|")
     end = format_time(step)
     lines.append(" " * (margin + 2) + "0" + end.rjust(inner - 1))
-    lines.append(" " * (margin + 2) + "# compute   = communication (the rank waits)   . idle"[: inner + 1])
+    lines.append(" " * (margin + 2) + "# compute  = communication  . idle")
     return "\n".join(lines)
 
 

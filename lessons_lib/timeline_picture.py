@@ -131,7 +131,7 @@ def _bars(timeline, rows: list[int], scale: float, pitch: int, bar: int) -> tupl
         for k, name in enumerate(KINDS):
             chosen = pure[here] & (what[here] == k)
             if chosen.any():
-                drawn.append(f'<path d="{_strokes(tenth0[here][chosen], long[here][chosen])}" {_style(name, bar)}/>')
+                drawn.append(f'<path class="{name}" d="{_strokes(tenth0[here][chosen], long[here][chosen])}" {_style(name, bar)}/>')
         mixed = ~pure[here]
         if mixed.any():
             drawn += _mixed(tenth0[here][mixed], long[here][mixed], parts[here][mixed], bar)
@@ -153,10 +153,10 @@ def _strokes(x: np.ndarray, length: np.ndarray) -> str:
 def _style(name: str, bar: float) -> str:
     """Compute is tall and solid, communication lower and striped, idle a dotted line (tenths of a pixel)."""
     if name == "compute":
-        return f'class="compute" stroke="{COLOURS[name]}" stroke-width="{10 * bar}"'
+        return f'stroke="{COLOURS[name]}" stroke-width="{10 * bar}"'
     if name == "communication":
-        return f'class="communication" stroke="{COLOURS[name]}" stroke-width="{7 * bar}" stroke-dasharray="35 15"'
-    return f'class="idle" stroke="{COLOURS[name]}" stroke-width="15" stroke-dasharray="15 30"'
+        return f'stroke="{COLOURS[name]}" stroke-width="{7 * bar}" stroke-dasharray="35 15"'
+    return f'stroke="{COLOURS[name]}" stroke-width="15" stroke-dasharray="15 30"'
 
 
 def _mixed(x: np.ndarray, length: np.ndarray, parts: np.ndarray, bar: float) -> list[str]:

@@ -72,4 +72,4 @@ def sentence(timeline) -> str:
 def percent(share: float) -> str:
     """A share in whole per cent; "under 1%" says that it is small and not nothing."""
     share = round(float(share), 9)  # the last digits differ between machines
-    return "under 1%" if 0 < share < 0.005 else f"{100 * share:.0f}%"
+    return "under 1%" if 0 < share <= 0.005 else f"{100 * share:.0f}%"
