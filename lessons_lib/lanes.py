@@ -239,6 +239,9 @@ def run(plan: Plan, order: list[int], seconds, lanes: int) -> tuple[np.ndarray, 
     history: dict[int, list] = {p: [] for _, shared in steps.contests.values() for p in shared}
     good = np.ones(lanes, dtype=bool)
     special, more, contests = steps.special, steps.more, steps.contests
+    # Where something takes no time at all, causes and effects share a moment, and priorities do not tell which came first.
+    instant = any(not seconds[x].all() for x in order if ports[x]) if contests else False
+    priority = None if instant else m.priority
     columns = (steps.node, steps.first, steps.first_offset, steps.second, steps.second_offset, steps.third)
     for block, drop in enumerate(steps.drop):
         part = slice(block * BLOCK_SIZE, (block + 1) * BLOCK_SIZE)
@@ -262,7 +265,7 @@ def run(plan: Plan, order: list[int], seconds, lanes: int) -> tuple[np.ndarray, 
                 known, shared = contests[node]
                 for y in known:
                     start = maximum(start, value[y])
-                check(node, m.priority, ready, start, shared, history, good)
+                check(node, priority, ready, start, shared, history, good)
             value[node] = end = add(start, seconds[node])
             if node not in awaited:
                 final = maximum(final, end)  # nobody waits for it: the step lasts until it ends
@@ -283,7 +286,8 @@ def check(x: int, priority, ready, start, shared, history, good) -> None:
     """Clear `good` in lanes where transfer x would not have been served in this place.
 
     It would be if from the moment it is ready until it starts, one of its ports is always busy with transfers served before it, and
-    each of those that starts in that time either has priority or starts while another port keeps x waiting anyway.
+    each of those that starts in that time either has priority or starts while another port keeps x waiting anyway. `priority` None:
+    what was ready at the same moment may have gone first or not.
     """
     late = start > ready
     if not late.any():
@@ -312,7 +316,8 @@ def check(x: int, priority, ready, start, shared, history, good) -> None:
     for _, begun, over in sorted(rows.values(), key=lambda row: -row[1][0]):
         covered = np.where((begun < covered) & (over >= covered), begun, covered)
     lost |= covered > ready
-    ahead = {k: (since < ready) | ((since == ready) & (priority[k[0]] < priority[x])) for k, (since, _, _) in rows.items()}
+    first = {k: priority is not None and priority[k[0]] < priority[x] for k in rows}
+    ahead = {k: (since < ready) | ((since == ready) & first[k]) for k, (since, _, _) in rows.items()}
     for (y, p), (_, begun, _) in rows.items():
         rival = (begun >= ready) & ~ahead[y, p]
         if rival.any():

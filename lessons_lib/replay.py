@@ -32,6 +32,7 @@ def replay(recording: Recording, cluster: Cluster, algorithm: str = "ring") -> T
     )  # fmt: skip
     schedule = simulate(matching, costs, seconds)
     explain_deadlock(recording, matching, schedule)
+    matching.__dict__["_order"] = schedule.order  # sweep tries it first
     return _timeline(recording, cluster, matching, costs, schedule)
 
 

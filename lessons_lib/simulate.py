@@ -57,7 +57,11 @@ def simulate(matching: Matching, costs: Costs, seconds: list[float]) -> Schedule
                     ready[x] = reached
                 missing[x] -= 1
                 if not missing[x]:
-                    heappush(events, (ready[x], ready[x], priority[x], x))
+                    if ports[x]:
+                        heappush(events, (ready[x], ready[x], priority[x], x))
+                    else:  # a group of one
+                        start[x] = end[x] = ready[x]
+                        order.append(x)
                 if what == POST:
                     continue
             over = end[x]
@@ -84,9 +88,12 @@ def simulate(matching: Matching, costs: Costs, seconds: list[float]) -> Schedule
         if end[x] >= 0:
             continue  # it has started meanwhile
         mine = ports[x]
-        busy = max(mine, key=free.__getitem__) if mine else -1
+        if len(mine) == 2:
+            busy = mine[0] if free[mine[0]] > free[mine[1]] else mine[1]
+        else:
+            busy = max(mine, key=free.__getitem__)
         slept = asleep.pop(x, -1)
-        if mine and free[busy] > now:
+        if free[busy] > now:
             asleep[x] = busy
             if slept != busy:
                 heappush(queues.setdefault(busy, []), (since, rank_order, x))

@@ -14,6 +14,7 @@ from .simulate import explain_deadlock, simulate
 
 LINKS = ("intra_node", "inter_node", "both")
 MOST_LANES = 1024  # at a time; bounds the memory
+FEW_LANES = 10  # a pass that serves fewer is not worth its time
 MOST_SIZES = 2048  # different messages whose durations are kept at a time; bounds it, too
 
 
@@ -38,24 +39,34 @@ def sweep(
 
 
 def _sweep(recording, m: Matching, costs: Costs, cluster, link, lanes, latency, algorithm) -> np.ndarray:
-    """Simulate one lane, apply its order of service to all, and do so again with those lanes where the order is another one."""
+    """Simulate one lane, apply its order of service to all, and do so again with those lanes where the order is another one.
+
+    The order found last, by a replay or a sweep, is tried first: where it is proved to hold, nothing need be simulated.
+    """
     out, plan = np.empty(len(lanes)), None
-    todo = [np.arange(i, min(i + MOST_LANES, len(lanes))) for i in range(0, len(lanes), MOST_LANES)]
+    todo = [(np.arange(i, min(i + MOST_LANES, len(lanes))), True) for i in range(0, len(lanes), MOST_LANES)]
     while todo:
-        some = todo.pop()
-        one = some[len(some) // 2]
-        intra, inter = settings(cluster, link, float(lanes[one]), latency)
-        schedule = simulate(m, costs, durations(recording, m, costs, intra, inter, algorithm))
-        explain_deadlock(recording, m, schedule)
-        out[one] = max(max(schedule.finish), max(schedule.end, default=0.0))
-        if len(some) > 1:
+        some, known = todo.pop()
+        order = m.__dict__.get("_order") if known else None
+        simulated = order is None
+        if simulated:
+            one = some[len(some) // 2]
+            intra, inter = settings(cluster, link, float(lanes[one]), latency)
+            schedule = simulate(m, costs, durations(recording, m, costs, intra, inter, algorithm))
+            explain_deadlock(recording, m, schedule)
+            out[one] = max(max(schedule.finish), max(schedule.end, default=0.0))
+            order = m.__dict__["_order"] = schedule.order
+            some = some[some != one]
+        if len(some):
             plan = plan or Plan(m, costs)
             seconds = _seconds(recording, m, costs, *settings(cluster, link, lanes[some], latency), algorithm, len(some))
-            found, good = run(plan, schedule.order, seconds, len(some))
-            good[some == one] = False  # it has its value already
+            found, good = run(plan, order, seconds, len(some))
             out[some[good]] = found[good]
-            others = some[~good & (some != one)]
-            todo += [others] if len(others) else []
+            rest = some[~good]
+            if simulated and good.sum() < FEW_LANES:  # nearly every lane has an order of its own
+                todo += [(rest[i : i + 1], False) for i in range(len(rest))]
+            elif len(rest):
+                todo.append((rest, False))
     if not np.isfinite(out).all():
         raise ValueError("Some step times are too large for a number: take higher bandwidths or fewer bytes.")
     return out

@@ -117,6 +117,8 @@ def scan(recording: Recording, cluster, algorithm: str = "ring") -> tuple[float,
             mine[index] = move
             if event["kind"] != WAIT and not move.missing:
                 move.ready = now
+                if not move.ports:  # a group of one
+                    move.start = move.end = now
             if event["kind"] == WAIT or event["blocking"]:
                 now = yield ("move", move)
         yield ("until", now)

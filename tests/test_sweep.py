@@ -40,6 +40,8 @@ def test_random_programs_with_contention(seed):
     link, latency, algorithm = rng.choice(sweeping.LINKS), rng.choice([None, 0, 0.3]), rng.choice(["ring", "tree"])
     bandwidths = np.geomspace(50, 50_000, 25)
     rng.shuffle(bandwidths)
+    if rng.random() < 0.5:
+        replay(recording, dataclasses.replace(cluster, devices_per_node=4))  # leaves an order behind that may not hold
     found = sweep(recording, cluster, link, bandwidths, latency, algorithm)
     assert found.tolist() == one_by_one(recording, cluster, link, bandwidths, latency, algorithm)
 
@@ -82,8 +84,38 @@ def test_one_order_needs_one_simulation(monkeypatch):
             log.wait(handle)
     calls = []
     monkeypatch.setattr(sweeping, "simulate", lambda *a, run=sweeping.simulate: calls.append(1) or run(*a))
-    found = sweep(Recording.from_logs(logs), Cluster(DEVICE), bandwidths=np.geomspace(10, 1e6, 500))
+    recording = Recording.from_logs(logs)
+    found = sweep(recording, Cluster(DEVICE), bandwidths=np.geomspace(10, 1e6, 500))
     assert len(calls) == 1 and len(found) == 500 and (np.diff(found) <= 0).all()
+    assert sweep(recording, Cluster(H100, 2, 4), "both", [1e9, 2e9]).shape == (2,)
+    assert len(calls) == 1  # the order is known by now
+
+
+def test_two_messages_of_one_pair_whose_receives_are_posted_the_other_way_round():
+    a, b, c = RankLog(0, 3), RankLog(1, 3), RankLog(2, 3)
+    c.send(1, 1000)
+    first, second = a.send(1, 5000, blocking=False, tag=1), a.send(1, 100, blocking=False, tag=2)
+    a.wait(first)
+    a.wait(second)
+    handles = [b.recv(0, 100, blocking=False, tag=2)]
+    b.recv(2, 1000)
+    b.compute(flops=1e9)
+    handles.append(b.recv(0, 5000, blocking=False, tag=1))
+    for handle in handles:
+        b.wait(handle)
+    recording, cluster, bandwidths = Recording.from_logs([a, b, c]), Cluster(DEVICE), np.geomspace(10, 1e5, 50)
+    assert sweep(recording, cluster, bandwidths=bandwidths).tolist() == one_by_one(recording, cluster, "intra_node", bandwidths)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_where_messages_take_no_time_at_all(seed):
+    rng = random.Random(seed)
+    recording = random_program(rng, rng.randrange(2, 6), 80, ties=True)
+    for events in recording.events:
+        events["nbytes"][events["nbytes"] == 1000] = 0
+    cluster, bandwidths = Cluster(DEVICE, 6, rng.choice([2, 8]), Link(1000, 0), Link(500, 0)), np.geomspace(50, 50_000, 12)
+    replay(recording, dataclasses.replace(cluster, intra_node=Link(2000, 0)))
+    assert sweep(recording, cluster, "both", bandwidths).tolist() == one_by_one(recording, cluster, "both", bandwidths)
 
 
 def test_by_hand():
