@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from . import child, launch, sending, sources
+from . import child, launch, sending, sources, tracebacks
 from .errors import RunError
 from .hardware import Link
 from .recording import Recording
@@ -49,17 +49,21 @@ def run(
     Raises RankFailed (a rank raised, died or took too long), Deadlock, Mismatch, BufferMisuse; TypeError or ValueError for
     arguments that cannot work. After any of them, and after an interrupt, no rank is left.
     """
-    __tracebackhide__ = True  # IPython then shows the learner's line alone
-    world_size = _checked(program, ranks, shapes_only, throttle, timeout)
-    call = sending.pack(program, args, kwargs)
+    __tracebackhide__ = True
     error: BaseException
     try:
-        return _run(call, world_size, shapes_only, throttle, timeout)
-    except RunError as raised:
-        error = raised.with_traceback(None)
-    except KeyboardInterrupt:
-        error = KeyboardInterrupt(f"interrupted; all {world_size} ranks were stopped")
-    raise error from None
+        world_size = _checked(program, ranks, shapes_only, throttle, timeout)
+        call = sending.pack(program, args, kwargs)
+    except (RunError, TypeError, ValueError) as wrong:
+        error = wrong
+    else:
+        try:
+            return _run(call, world_size, shapes_only, throttle, timeout)
+        except RunError as raised:
+            error = raised
+        except KeyboardInterrupt:
+            error = KeyboardInterrupt(f"interrupted; all {world_size} ranks were stopped")
+    raise tracebacks.for_learners(error) from None
 
 
 def _run(call: bytes, world_size: int, shapes_only: bool, throttle: Link | None, timeout: float | None) -> Recording:
@@ -132,7 +136,6 @@ def _abandoned(folder: Path) -> bool:
 
 
 def _checked(program, ranks, shapes_only, throttle, timeout) -> int:
-    __tracebackhide__ = True
     if child.inside is not None:
         raise RunError(
             f"run() was called inside rank {child.inside} of another run. A program on ranks talks to the other ranks with "
@@ -155,7 +158,6 @@ def _checked(program, ranks, shapes_only, throttle, timeout) -> int:
 
 
 def _check_timeout(timeout) -> None:
-    __tracebackhide__ = True
     if timeout is None:
         return
     if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) and not hasattr(timeout, "__float__"):
@@ -165,7 +167,6 @@ def _check_timeout(timeout) -> None:
 
 
 def _check_program(program) -> None:
-    __tracebackhide__ = True
     if not callable(program):
         raise TypeError(
             f"run() needs a function as its first argument, not {program!r}. Give the function itself, without calling it: "

@@ -31,7 +31,6 @@ _NODES = 20_000  # objects looked at, at most, to find the one that cannot be se
 
 def pack(program: Callable, args: tuple, kwargs: dict) -> bytes:
     """The call as bytes. TypeError names the variable that cannot be sent, where it is used, and what to do."""
-    __tracebackhide__ = True
     call = (program, args, kwargs)
     with _registry:
         modules = [m for m in _user_modules() if m.__name__ not in cloudpickle.list_registry_pickle_by_value()]

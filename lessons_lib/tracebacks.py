@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
+import sys
 import traceback
-from types import FrameType
+from types import FrameType, TracebackType
 
 from . import sources
 
@@ -87,6 +89,25 @@ def is_secondary(error: BaseException) -> bool:
     from_torch = bool(names & {"DistError", "DistBackendError", "DistNetworkError", "DistStoreError"}) or "gloo" in text
     from_torch = from_torch or any("torch" in f.filename.split(os.sep) for f in of_exception(error)[-1:])
     return from_torch and bool(_LOST.search(text))
+
+
+def for_learners(error: BaseException) -> BaseException:
+    """The same error, as if it came out of the learner's own line: no frame of this library, neither here nor in IPython."""
+    error._render_traceback_ = functools.partial(_in_ipython, error)  # IPython asks an exception for this
+    return error.with_traceback(None)
+
+
+def _in_ipython(error: BaseException) -> list[str]:
+    shell = sys.modules["IPython"].get_ipython()
+    trail, here = [], error.__traceback__
+    while here is not None:
+        trail.append(here)
+        here = here.tb_next
+    while len(trail) > 1 and is_hidden(trail[-1].tb_frame.f_code.co_filename):
+        trail.pop()
+    for tb in reversed(trail):
+        here = TracebackType(here, tb.tb_frame, tb.tb_lasti, tb.tb_lineno)
+    return shell.InteractiveTB.structured_traceback(type(error), error, here)
 
 
 _FAULT = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.*)$')

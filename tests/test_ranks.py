@@ -122,7 +122,8 @@ def test_every_rank_starts_from_seed_zero_with_torchruns_environment():
 def test_scripts_need_no_guard(way, tmp_path):
     text = (
         "import torch.distributed as dist\nfrom lessons_lib import run\n"
-        "def program(k):\n    print('k is', k)\n    assert dist.get_rank() != 1 or k < 5, 'too large'\n    return dist.get_rank() * k\n"
+        "def program(k):\n    print('k is', k)\n    assert dist.get_rank() != 1 or k < 5, 'too large'\n"
+        "    return dist.get_rank() * k\n"
         "print('once')\nprint(run(program, 3, ranks=2).results)\n"
         "class Note:\n    def __init__(self, n): self.n = n\n"
         "def exchange():\n    found = [None] * 2\n    dist.all_gather_object(found, Note(dist.get_rank()))\n"
