@@ -7,6 +7,8 @@ them: 200,000 spans give a picture of the same size.
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 
 from .hardware import number, whole
@@ -211,6 +213,7 @@ def _transfers(timeline, rows: list[int], scale: float, pitch: int, bar: int, la
     member = np.zeros((len(timeline.groups) + 1, timeline.world_size), dtype=bool)
     for i, ranks in enumerate(timeline.groups):
         member[i, list(ranks)] = True
+    told = functools.cache(functools.partial(_told, timeline))  # a collective lies under the rows of all its members
     out = []
     for i, rank in enumerate(rows):
         y = TOP + i * pitch + bar + 2
@@ -224,7 +227,7 @@ def _transfers(timeline, rows: list[int], scale: float, pitch: int, bar: int, la
                 continue
             wide = which[end[which] - start[which] >= 6.0][: TITLED // len(rows)].tolist()
             titles = "".join(
-                f'<path d="M{round(10 * start[j])} 0h{round(10 * (end[j] - start[j]))}"><title>{_told(timeline, j)}</title></path>'
+                f'<path d="M{round(10 * start[j])} 0h{round(10 * (end[j] - start[j]))}"><title>{told(j)}</title></path>'
                 for j in wide
             )
             out.append(
