@@ -62,7 +62,7 @@ def exchange(outgoing, to: int, incoming, source: int, group=None) -> None:
 
 def combine(x: torch.Tensor, incoming: torch.Tensor, op=SUM) -> None:
     """x = x op incoming, in place. `op`: a dist.ReduceOp whose result does not depend on the order (not AVG: divide the sum)."""
-    if op not in _COMBINE:
+    if not isinstance(op, (dist.ReduceOp, dist.ReduceOp.RedOpType)) or op not in _COMBINE:
         names = ", ".join(str(known).split(".")[-1] for known in _COMBINE)
         raise ValueError(f"op is {op!r}, but must be a dist.ReduceOp, one of {names}. For a mean, divide the sum.")
     _COMBINE[op](x, incoming, out=x)

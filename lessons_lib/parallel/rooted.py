@@ -42,6 +42,8 @@ def chain_broadcast(x, root=0, parts=8, group=None):
     Each rank but the last sends `parts` messages of S/parts bytes; n-2+parts steps.
     """
     rank, n = position(group, root)
+    if isinstance(parts, bool) or not isinstance(parts, int) or parts < 1:
+        raise ValueError(f"parts is {parts!r}, but must be a whole number of 1 or more: into how many messages x is cut.")
     me, sent = (rank - root) % n, []
     for part in pieces(x, parts):
         if me > 0:
