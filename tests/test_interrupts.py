@@ -163,7 +163,7 @@ def test_an_exception_names_the_cell_and_the_next_cell_works(kernel):
     assert (kind, content["ename"]) == ("error", "RankFailed")
     assert content["evalue"].splitlines()[:3] == [
         "rank 2 raised ValueError: bad shape",
-        f"  cell {number}, line 4, in broken",
+        f"  cell {number}, line 3, in broken",
         "    raise ValueError('bad shape')",
     ]
     shown = re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(content["traceback"]))
@@ -179,7 +179,7 @@ def test_a_deadlock_names_the_cell(kernel):
             dist.recv(x, 1 - dist.get_rank())
         run(both, ranks=2)""")
     number = kernel.text("print(len(In) - 2)").strip()
-    assert content["ename"] == "Deadlock" and f"(cell {number}, line 4: dist.send(x, 1 - dist.get_rank()))" in content["evalue"]
+    assert content["ename"] == "Deadlock" and f"(cell {number}, line 3: dist.send(x, 1 - dist.get_rank()))" in content["evalue"]
 
 
 def test_what_cannot_be_sent_is_named_with_its_cell(kernel):
