@@ -17,10 +17,10 @@ import numpy as np
 
 from .matching import AWAIT, POST, Matching
 from .pricing import Costs
+from .service import MOST_KEPT, check, contests_of
 
 SURE = 3  # an AWAIT of something that cannot have ended before the rank gets there
 SKIP = 4  # an AWAIT among others in a row, for something that its port served before one of the others
-MOST_KEPT = 16  # how far back along a port a check looks; beyond it the lane is simulated anew
 BLOCK_SIZE = 64  # steps between two looks at which nodes are no longer needed
 
 
@@ -29,6 +29,7 @@ class Plan:
 
     def __init__(self, m: Matching, costs: Costs):
         self.m, self.costs = m, costs
+        self.compiled: tuple[list[int], Steps] | None = None  # the last order of service, and its steps
         self.rank = rank = m.rank[m.operations]
         self.waits = waits = np.flatnonzero(m.mode != POST)
         posts = np.flatnonzero(m.mode != AWAIT)
@@ -92,7 +93,8 @@ class Steps:
     third: list[int]  # a transfer that certainly goes before at all ports, -1: none
     more: dict[int, list]  # transfer: (node, offset) of the posts beyond two
     contests: dict[int, tuple[list, list]]  # transfer: those that may go before, and the ports shared with them
-    special: set[int]  # transfers that need a longer look: in `more`, in `contests`, at a watched port, or waited for by nobody
+    watched: dict[int, list[int]]  # transfer: the ports at which those in `contests` are checked against it
+    special: set[int]  # transfers that need a longer look: in one of the three above, or waited for by nobody
     drop: list[list[int]]  # per block of steps: nodes not needed any more
     last: np.ndarray  # per rank: the node at which it comes back last
 
@@ -153,15 +155,12 @@ def compile_steps(plan: Plan, order: list[int]) -> Steps:
         columns[1][k], columns[2][k], columns[3][k] = base, which, -1
         if rest:
             more[x] = rest
-    third, contests, predecessors = _contests(plan, place)
+    third, contests, watched, predecessors = contests_of(plan, place)
     columns[5][: len(messages)] = third[messages]
 
     awaited = np.zeros(size, dtype=bool)
     awaited[m.transfer[plan.waits]] = True
-    watched = {p for _, shared in contests.values() for p in shared}
-    special = {x for x in messages[~awaited[messages]].tolist()} | set(more) | set(contests)
-    if watched:
-        special |= {x for x in order if not watched.isdisjoint(plan.costs.ports[x])}
+    special = set(messages[~awaited[messages]].tolist()) | set(more) | set(contests) | set(watched)
 
     by_moment = np.argsort(moment, kind="stable")
     columns = [column[by_moment] for column in columns]
@@ -187,42 +186,7 @@ def compile_steps(plan: Plan, order: list[int]) -> Steps:
     offset = plan.offset
     more = {x: [(base, offset[which]) for base, which in rest] for x, rest in more.items()}
     lists = [offset[c].tolist() if k in (2, 4) else c.tolist() for k, c in enumerate(columns)]
-    return Steps(*lists, more, contests, special, drop, last)
-
-
-def _contests(plan: Plan, place: np.ndarray):
-    """Who goes before whom at a port, where the rank in between has not waited for the earlier one.
-
-    Returns: per transfer the one that certainly goes before at all its ports (-1: none); a dictionary of the others:
-    (predecessors, ports shared with them); and pairs (predecessor, transfer) as two arrays.
-    """
-    m, size = plan.m, len(plan.width)
-    entry = m.transfer[plan.entry_post]
-    moved = np.flatnonzero(place[entry] >= 0)
-    moved = moved[np.lexsort((place[entry[moved]], plan.entry_port[moved]))]
-    port, x, post, back = plan.entry_port[moved], entry[moved], plan.entry_post[moved], plan.entry_back[moved]
-    follows = np.zeros(len(x), dtype=bool)
-    follows[1:] = port[1:] == port[:-1]
-    before = np.where(follows, np.roll(x, 1), -1)
-    loose = follows & (np.roll(back, 1) >= post)
-    # Same ports, and posts in the same order on every rank: the earlier one is ready first, so it goes first.
-    certain = np.ones(size, dtype=bool)
-    certain[x[~(follows & (np.roll(post, 1) < post))]] = False
-    low, high = np.full(size, size), np.full(size, -2)
-    np.minimum.at(low, x, before)
-    np.maximum.at(high, x, before)
-    certain &= (low == high) & (plan.width[np.clip(high, 0, None)] == plan.width)
-    third = np.full(size, -1)
-    sure = loose & certain[x]
-    third[x[sure]] = before[sure]
-    contests: dict[int, tuple[list, list]] = {}
-    rest = loose & ~certain[x]
-    for a, b, p in zip(x[rest].tolist(), before[rest].tolist(), port[rest].tolist()):
-        known, shared = contests.setdefault(a, ([], []))
-        if b not in known:
-            known.append(b)
-        shared.append(p)
-    return third, contests, (before[rest], x[rest])
+    return Steps(*lists, more, contests, watched, special, drop, last)
 
 
 def run(plan: Plan, order: list[int], seconds, lanes: int) -> tuple[np.ndarray, np.ndarray]:
@@ -230,7 +194,9 @@ def run(plan: Plan, order: list[int], seconds, lanes: int) -> tuple[np.ndarray, 
 
     `seconds[x]` is the array of one transfer's durations. Times are the very floating-point numbers that the simulation computes.
     """
-    steps = compile_steps(plan, order)
+    if plan.compiled is None or plan.compiled[0] is not order:
+        plan.compiled = (order, compile_steps(plan, order))
+    steps = plan.compiled[1]
     m, ports, size = plan.m, plan.costs.ports, len(plan.width)
     add, maximum = np.add, np.maximum
     value: list = [None] * (size + len(m.operations) + 1)
@@ -238,91 +204,54 @@ def run(plan: Plan, order: list[int], seconds, lanes: int) -> tuple[np.ndarray, 
     awaited = set(m.transfer[plan.waits].tolist())
     history: dict[int, list] = {p: [] for _, shared in steps.contests.values() for p in shared}
     good = np.ones(lanes, dtype=bool)
-    special, more, contests = steps.special, steps.more, steps.contests
+    special, more, contests, watched = steps.special, steps.more, steps.contests, steps.watched
     # Where something takes no time at all, causes and effects share a moment, and priorities do not tell which came first.
     instant = any(not seconds[x].all() for x in order if ports[x]) if contests else False
     priority = None if instant else m.priority
     columns = (steps.node, steps.first, steps.first_offset, steps.second, steps.second_offset, steps.third)
+    # Arrays are used again: asking the system for new ones would take longer than the arithmetic.
+    one, two = np.empty(lanes), np.empty(lanes)
+    pool: list[np.ndarray] = []
     for block, drop in enumerate(steps.drop):
         part = slice(block * BLOCK_SIZE, (block + 1) * BLOCK_SIZE)
         for node, first, first_offset, second, second_offset, third in zip(*(column[part] for column in columns)):
+            mine = pool.pop() if pool else np.empty(lanes)
             ready = value[first]
             if first_offset is not None:
-                ready = add(ready, first_offset)
+                ready = add(ready, first_offset, one)
             if second >= 0:
                 other = value[second]
-                ready = maximum(ready, other if second_offset is None else add(other, second_offset))
+                if second_offset is not None:
+                    other = add(other, second_offset, two)
+                ready = maximum(ready, other, out=mine)
             if node >= size:
                 value[node] = ready
                 continue
             if node not in special:
-                value[node] = add(ready if third < 0 else maximum(ready, value[third]), seconds[node])
+                if third >= 0:
+                    ready = maximum(ready, value[third], out=mine)
+                value[node] = add(ready, seconds[node], mine)
                 continue
+            ready = ready.copy()
             for base, offset in more.get(node, ()):
-                ready = maximum(ready, value[base] if offset is None else add(value[base], offset))
+                maximum(ready, value[base] if offset is None else add(value[base], offset, two), out=ready)
             start = ready if third < 0 else maximum(ready, value[third])
             if node in contests:
                 known, shared = contests[node]
                 for y in known:
                     start = maximum(start, value[y])
                 check(node, priority, ready, start, shared, history, good)
-            value[node] = end = add(start, seconds[node])
+            value[node] = end = add(start, seconds[node], mine)
             if node not in awaited:
                 final = maximum(final, end)  # nobody waits for it: the step lasts until it ends
-            for p in ports[node]:
-                if p in history:
-                    queue = history[p]
-                    queue.append((node, ready, start, end))
-                    if len(queue) > MOST_KEPT:
-                        del queue[0]
+            for p in watched.get(node, ()):
+                queue = history[p]
+                queue.append((node, ready, start, end))
+                if len(queue) > MOST_KEPT:
+                    del queue[0]
+        pool += [value[node] for node in drop if node not in watched]  # of those, `history` may still have need
         for node in drop:
             value[node] = None
     for node, tail in zip(steps.last.tolist(), plan.costs.tail):
         final = maximum(final, value[node] + tail)
     return final, good
-
-
-def check(x: int, priority, ready, start, shared, history, good) -> None:
-    """Clear `good` in lanes where transfer x would not have been served in this place.
-
-    It would be if from the moment it is ready until it starts, one of its ports is always busy with transfers served before it, and
-    each of those that starts in that time either has priority or starts while another port keeps x waiting anyway. `priority` None:
-    what was ready at the same moment may have gone first or not.
-    """
-    late = start > ready
-    if not late.any():
-        return
-    # Usual: the transfer that x waits for last had begun before x was ready.
-    for p in shared:
-        _, _, begun, over = history[p][-1]
-        late &= (over < start) | (begun >= ready)
-    lanes = np.flatnonzero(late & good)
-    if not len(lanes):
-        return
-    ready, start = ready[lanes], start[lanes]
-    rows = {}
-    lost = np.zeros(len(lanes), dtype=bool)
-    for p in shared:
-        queue = history[p]
-        for y, since, begun, over in reversed(queue):
-            begun = begun[lanes]
-            rows[y, p] = (since[lanes], begun, over[lanes])
-            if (begun < ready).all():
-                break  # what is older had ended before x was ready
-        else:
-            if len(queue) == MOST_KEPT:
-                lost |= begun >= ready  # older ones, no longer kept, may matter
-    covered = start.copy()
-    for _, begun, over in sorted(rows.values(), key=lambda row: -row[1][0]):
-        covered = np.where((begun < covered) & (over >= covered), begun, covered)
-    lost |= covered > ready
-    first = {k: priority is not None and priority[k[0]] < priority[x] for k in rows}
-    ahead = {k: (since < ready) | ((since == ready) & first[k]) for k, (since, _, _) in rows.items()}
-    for (y, p), (_, begun, _) in rows.items():
-        rival = (begun >= ready) & ~ahead[y, p]
-        if rival.any():
-            for (z, q), (_, other, over) in rows.items():
-                if z != y and q != p:  # did z keep another port of x busy when y began?
-                    rival &= ~(((other < begun) | ((other == begun) & ahead[z, q])) & (begun < over))
-            lost |= rival
-    good[lanes[lost]] = False

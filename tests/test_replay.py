@@ -195,6 +195,22 @@ def test_uneven_all_to_all_takes_the_largest_member():
     assert run(a, b).step_time == pytest.approx(0.5 + 2.0, rel=1e-9)
 
 
+def test_one_wait_is_one_span_although_more_begins_to_move():
+    a, b, c = logs(3)
+    first = a.recv(1, 4000, blocking=False)
+    second = a.recv(2, 1000, blocking=False)
+    third = a.send(2, 1000, blocking=False)
+    b.send(0, 4000)  # 0 to 4.5
+    c.compute(flops=SECOND)
+    c.recv(0, 1000, blocking=False)  # 1 to 2.5, while rank 0 waits for the first
+    c.send(0, 1000)  # 4.5 to 6
+    for handle in (first, second, third):
+        a.wait(handle)
+    t = run(a, b, c)
+    assert kinds(t, 0) == [("communication", 0, 4.5), ("communication", 4.5, 6.0)]
+    assert [s.detail for s in t.spans if s.rank == 0] == ["recv 4.0 kB from rank 1", "recv 1.0 kB from rank 2"]
+
+
 # ---- ports ---------------------------------------------------------------------------------------------------------------
 
 

@@ -134,6 +134,19 @@ def test_by_hand():
     assert sweep(Recording.from_logs([RankLog(0, 1)]), cluster, bandwidths=[1, 2]).tolist() == [0, 0]
 
 
+def test_what_is_kept_between_sweeps_follows_the_device_and_the_nodes():
+    programs = [RankLog(r, 4) for r in range(4)]
+    for r, log in enumerate(programs):
+        log.collective("all_reduce", 400)
+        log.compute(flops=1e9 * (r + 1))
+    recording = Recording.from_logs(programs)
+    for flops, per_node in ((1e9, 4), (2e9, 4), (2e9, 2), (1e9, 2), (1e9, 1)):
+        cluster = Cluster(dataclasses.replace(DEVICE, flops=flops), 4, per_node, Link(1000, 0.5), Link(10, 1))
+        expected = one_by_one(recording, cluster, "both", [100, 200])
+        assert sweep(recording, cluster, "both", [100, 200]).tolist() == expected
+    assert sweep(recording, cluster, "both", [100]).tolist() == [4 + 6 * (1 + 1)]
+
+
 def test_more_lanes_than_go_into_one_pass():
     recording, cluster = contended(2), Cluster(DEVICE, 1, 4, Link(1000, 0.01))
     bandwidths = np.geomspace(100, 10_000, 2 * sweeping.MOST_LANES + 7)
