@@ -136,3 +136,21 @@ def crossing(a: Algorithm, b: Algorithm, members, bandwidth, latency) -> float |
     if more_steps * less_volume <= 0 or abs(less_volume) < 1e-12 or latency == 0:
         return None
     return float(more_steps / less_volume * latency * bandwidth)
+
+
+def fastest(algorithms, members, bandwidth, latency) -> list[tuple[float, Algorithm]]:
+    """Which is the fastest from how many bytes on: [(0, one), (bytes, another), ...]. Of equals the one that comes first."""
+    if not algorithms or not all(isinstance(a, Algorithm) for a in algorithms):
+        raise ValueError(f"Give at least one algorithm, such as algorithm('all_reduce', 'ring'), not {algorithms!r}.")
+    check_alpha_beta(0, bandwidth, latency)
+    now = min(algorithms, key=lambda a: (a.cost(members)[0] * latency, round(a.cost(members)[1], 12)))
+    out = [(0.0, now)]
+    while True:
+        later = [
+            (crossing(now, a, members, bandwidth, latency), a) for a in algorithms if a.cost(members)[1] < now.cost(members)[1]
+        ]
+        later = [(size, a) for size, a in later if size is not None]
+        if not later:
+            return out
+        size, now = min(later, key=lambda pair: (pair[0], pair[1].cost(members)[1]))
+        out.append((size, now))

@@ -162,7 +162,8 @@ def on_subgroups(groups, size):
     """Every all-reduce and every root within groups that do not begin at rank 0; other ranks run other groups meanwhile."""
     rank, wrong = dist.get_rank(), []
     made = [dist.new_group(members) for members in groups]
-    for members, group in zip(groups, made):
+    for group in made:
+        members = dist.get_process_group_ranks(group)  # in rising order, however they were given
         if rank not in members:
             continue
         start = values(9, rank, size)

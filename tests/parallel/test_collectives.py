@@ -1,5 +1,7 @@
 """The collectives of lesson 02: equal to torch.distributed's one line, and as many messages and bytes as their formulas say."""
 
+import functools
+
 import numpy as np
 import pytest
 
@@ -18,7 +20,7 @@ NO_COMPUTE = Device(1e30, 1e30, 1e30, 1.0)  # so fast that only communication ta
 LATENCY_BOUND, BANDWIDTH_BOUND, BOTH = Link(1e15, 1e-3), Link(1e6, 1e-12), Link(2e8, 1e-5)
 BY_HAND = [a for a in ALGORITHMS if a.program]
 NAMES = [a.program for a in BY_HAND]
-WORLDS = (1, 2, 3, 4, 5, 6, 8)
+WORLDS = (2, 3, 4, 5, 6, 8)
 
 
 # ---- values --------------------------------------------------------------------------------------------------------------
@@ -143,14 +145,20 @@ NBYTES = 4 * ELEMENTS
 def test_messages_and_bytes_of_each_rank(recorded, n):
     names, recording = recorded(n)
     for name in names:
-        sent = part(recording, name) if name in recording.labels else None
+        sent = part(recording, name)
         for rank in range(n):
             found = (int(sent.sent_messages[rank].sum()), int(sent.sent_bytes[rank].sum()))
-            assert found == (expected(name, rank, n, NBYTES) if n > 1 else (0, 0)), (name, rank, n)
+            assert found == expected(name, rank, n, NBYTES), (name, rank, n)
+
+
+def test_one_rank_sends_nothing_and_takes_no_time(recorded):
+    names, recording = recorded(1)
+    assert len(names) == len(BY_HAND) and recording.sent_messages.sum() == 0
+    assert all(a.time(NBYTES, 1, 1.0, 1.0) == 0 for a in BY_HAND)
 
 
 def test_real_runs_send_what_runs_without_data_say():
-    names = [a.program for a in BY_HAND if not a.powers_only]
+    names = [a.program for a in BY_HAND if not a.powers_only and a.program != "all_to_all"]  # its pieces are equal here
     real = run(programs.labelled, names, 7, ranks=3)
     shapes = run(programs.labelled, names, 7, ranks=3, shapes_only=True)
     for name in names:
@@ -173,6 +181,11 @@ def test_bytes_where_the_size_does_not_divide(n, elements):
 # ---- time ----------------------------------------------------------------------------------------------------------------------
 
 
+@functools.cache
+def without_data(names, elements, ranks_per_node, ranks):
+    return run(programs.labelled, names, elements, ranks_per_node, ranks=ranks, shapes_only=True)
+
+
 def seconds(recording, link):
     return replay(recording, Cluster(NO_COMPUTE, devices_per_node=recording.world_size, intra_node=link)).step_time
 
@@ -184,16 +197,16 @@ def test_replayed_time_is_the_closed_form(recorded, n, link):
     for a in BY_HAND:
         if a.program in names and a.program != "chain_broadcast":
             predicted = a.time(NBYTES, n, link.bandwidth, link.latency)
-            assert seconds(part(recording, a.program), link) == pytest.approx(predicted, rel=1e-9, abs=1e-25), a.program
+            assert seconds(part(recording, a.program), link) == pytest.approx(predicted, rel=1e-9), a.program
     eighth = NBYTES / 8  # the chain in 8 parts; the closed form in the table is its limit for ever smaller ones
-    chain = (n - 2 + 8) * (link.latency + eighth / link.bandwidth) if n > 1 else 0
-    assert seconds(part(recording, "chain_broadcast"), link) == pytest.approx(chain, rel=1e-9, abs=1e-25)
+    chain = (n - 2 + 8) * (link.latency + eighth / link.bandwidth)
+    assert seconds(part(recording, "chain_broadcast"), link) == pytest.approx(chain, rel=1e-9)
 
 
 @pytest.mark.parametrize("n, elements", [(2, 5), (3, 7), (4, 10), (5, 3), (5, 24), (6, 20)])
 @pytest.mark.parametrize("link", [LATENCY_BOUND, BANDWIDTH_BOUND, BOTH], ids=["latency-bound", "bandwidth-bound", "both"])
 def test_an_uneven_ring_takes_as_long_as_if_every_chunk_were_the_largest(n, elements, link):
-    recording = run(programs.labelled, ["ring_all_reduce"], elements, ranks=n, shapes_only=True)
+    recording = without_data(("ring_all_reduce",), elements, None, n)
     padded = 4 * n * -(-elements // n)
     predicted = formulas.ring_all_reduce(padded, n, link.bandwidth, link.latency)
     assert seconds(recording, link) == pytest.approx(predicted, rel=1e-9)
@@ -206,8 +219,8 @@ SLOW = Link(1e7, 1e-4)
 @pytest.mark.parametrize("inside, across", [(BOTH, SLOW), (LATENCY_BOUND, LATENCY_BOUND), (BANDWIDTH_BOUND, BANDWIDTH_BOUND)])
 def test_time_and_bytes_across_nodes(nodes, per_node, inside, across):
     n = nodes * per_node
-    names = ["hierarchical_all_reduce", "ring_all_reduce"]
-    recording = run(programs.labelled, names, ELEMENTS, per_node, ranks=n, shapes_only=True)
+    names = ("hierarchical_all_reduce", "ring_all_reduce")
+    recording = without_data(names, ELEMENTS, per_node, n)
     cluster = Cluster(NO_COMPUTE, nodes, per_node, inside, across)
     by_levels, flat = part(recording, names[0]), part(recording, names[1])
     links = (inside.bandwidth, across.bandwidth, inside.latency, across.latency)
