@@ -15,6 +15,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from dataclasses import dataclass
@@ -75,6 +76,7 @@ class _TemplateProcess:
 
     def __init__(self):
         self.lock, self.owner, self.popen, self.connection, self.life = threading.Lock(), None, None, None, None
+        self.words = None  # a file: what it writes, which is what went wrong
 
     def start(self) -> None:
         with self.lock:
@@ -83,8 +85,10 @@ class _TemplateProcess:
             self.connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             their_life, self.life = os.pipe()
             call = f"from lessons_lib.template import main; main({theirs.fileno()}, {their_life})"
+            self.words = tempfile.TemporaryFile()
             with theirs:
-                self.popen = _python(call, pass_fds=(theirs.fileno(), their_life), stdin=subprocess.DEVNULL)
+                how = {"stdin": subprocess.DEVNULL, "stdout": self.words, "stderr": self.words}
+                self.popen = _python(call, pass_fds=(theirs.fileno(), their_life), **how)
             os.close(their_life)
             self.owner = os.getpid()
 
@@ -104,6 +108,14 @@ class _TemplateProcess:
                         raise
                     self.popen.wait(timeout=5)  # it died: start another
         raise AssertionError("unreachable")
+
+    def last_words(self) -> str:
+        """Why it ended: its status, and the end of what it wrote."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.popen.wait(timeout=2)
+        self.words.seek(0)
+        text = self.words.read().decode(errors="replace").strip()
+        return f"status {self.popen.returncode}" + (f"\n{text[-2000:]}" if text else "")
 
     def stop(self) -> None:
         if self.owner == os.getpid() and self.popen is not None:
@@ -129,7 +141,7 @@ class ForkedRanks:
     """The ranks of one run, on Linux."""
 
     def __init__(self, folder: str, token: bytes):
-        self.token, self.processes = token, {}
+        self.token, self.processes, self.broken = token, {}, ""
         self.socket = _template.open_run(folder)
         self.socket.setblocking(False)
 
@@ -157,7 +169,8 @@ class ForkedRanks:
                 return
             except OSError:
                 message = b""
-            if not message:  # the template was killed, and its ranks with it
+            if not message:  # the template has ended, and its ranks with it
+                self.broken = _template.last_words()
                 for process in self.processes.values():
                     process.status = -signal.SIGKILL if process.status is None else process.status
                 return
@@ -184,7 +197,7 @@ class SpawnedRanks:
     """The ranks of one run, where processes are not forked."""
 
     def __init__(self, folder: str, token: bytes):
-        self.token, self.processes = token, {}
+        self.token, self.processes, self.broken = token, {}, ""
 
     def start(self, rank: int) -> Process:
         output, their_output = os.pipe()

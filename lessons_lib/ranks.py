@@ -39,7 +39,8 @@ def run(
     """Run program(*args, **kwargs) on every one of `ranks` processes (1 to 64), torch.distributed ready, and record it.
 
     Every rank is a fresh process with seed 0 (Python, numpy, torch), one thread, and RANK, WORLD_SIZE, LOCAL_RANK set as
-    torchrun sets them. What it prints appears while it runs, as "[rank 2] text". `Recording.results[r]` is what rank r
+    torchrun sets them; of the notebook's state, what the program uses travels, and its environment and import path, but no
+    seed and no default of torch. What it prints appears while it runs, as "[rank 2] text". `Recording.results[r]` is what rank r
     returned.
 
     shapes_only: tensors have shapes and no data; nothing is sent. A tensor in a result comes back on device "meta".

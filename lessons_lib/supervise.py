@@ -108,8 +108,8 @@ class Supervisor:
 
     def close(self) -> None:
         """No rank outlives this; what they printed is shown."""
-        launch.stop(self.processes)
         try:
+            launch.stop(self.processes)
             self.flush()
         finally:
             launch.give_back(self.processes)
@@ -125,8 +125,9 @@ class Supervisor:
             logs.append(log)
             results.append(result)
         self.flush()
-        if self.watch.poll(set(range(self.world_size))) is not None:
-            raise self.watch.poll(set(range(self.world_size)))
+        self._look()
+        if self.proof is not None:
+            raise self.proof
         for text in self.watch.warnings:
             _warn(text)
         return Recording.from_logs(
@@ -247,6 +248,8 @@ class Supervisor:
 
     def _deaths(self) -> None:
         self.processes.poll()
+        if self.processes.broken:
+            raise RankFailed(f"the process that starts the ranks ended: {self.processes.broken}")
         for rank in self.ranks:
             if rank.process is None or rank.process.status is None or rank.over:
                 continue

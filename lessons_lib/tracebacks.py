@@ -82,11 +82,13 @@ def summary(error: BaseException) -> str:
 
 
 def is_secondary(error: BaseException) -> bool:
-    """Whether an exception only says that another rank went away: gloo's and the rendezvous's "connection closed", "timed out"."""
+    """Whether an exception only tells what another rank did: gloo's errors, and a rendezvous that lost its partner."""
     if not isinstance(error, (RuntimeError, ConnectionError)):
         return False
     text, names = str(error), {cls.__name__ for cls in type(error).__mro__}
-    from_torch = bool(names & {"DistError", "DistBackendError", "DistNetworkError", "DistStoreError"}) or "gloo" in text
+    if "gloo" in text:
+        return True
+    from_torch = bool(names & {"DistError", "DistBackendError", "DistNetworkError", "DistStoreError"})
     from_torch = from_torch or any("torch" in f.filename.split(os.sep) for f in of_exception(error)[-1:])
     return from_torch and bool(_LOST.search(text))
 

@@ -20,7 +20,12 @@ PATIENCE = 120  # seconds for a cell that should work; only a failure takes that
 GONE = 10  # seconds for processes to end; the benchmark prints how long it takes
 
 FOREVER = "def forever():\n    print('here')\n    while True:\n        pass\nrun(forever, timeout=None)"
-IN_C_CODE = "import ctypes\ndef stuck():\n    print('here', flush=True)\n    ctypes.PyDLL(None).sleep(1000)\nrun(stuck, ranks=2, timeout=None)"
+IN_C_CODE = """
+import ctypes
+def stuck():
+    print('here')
+    ctypes.PyDLL(None).sleep(1000)
+run(stuck, ranks=2, timeout=None)"""
 WAITING = "def waiting():\n    print('here')\n    import time; time.sleep(1000)\nrun(waiting, timeout=None)"
 
 

@@ -525,3 +525,11 @@ def test_no_folder_is_left_and_those_of_killed_launchers_are_removed(tmp_path, m
     with pytest.raises(RankFailed):
         run(lambda: 1 / 0, ranks=2)
     assert [path.name for path in tmp_path.iterdir()] == ["lessons-run-1-fresh"]
+
+
+def test_what_keeps_ranks_from_starting_is_told(tmp_path):
+    (tmp_path / "torch.py").write_text("raise ImportError('this torch is broken')\n")
+    text = "import sys\nsys.path.insert(0, '.')\nfrom lessons_lib.ranks import run\n"
+    text += "try:\n    run(print, ranks=2)\nexcept RuntimeError as error:\n    print(error)\n"
+    told = _python("-c", text, cwd=tmp_path)
+    assert told.startswith("the process that starts the ranks ended: status 1") and "this torch is broken" in told
