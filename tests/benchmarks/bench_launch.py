@@ -129,9 +129,8 @@ def kernels(count: int) -> None:
             assert _reply(client, request)["status"] == "ok"
         done = time.perf_counter()
         print(f"{count} kernels with 4 ranks each, at once, on {os.cpu_count()} cores, measured here:")
-        print(
-            f"  {most} processes beside the kernels; all kernels ready after {ready - begun:.0f} s, all runs done after {done - begun:.0f} s"
-        )
+        print(f"  {most} processes beside the kernels; all kernels ready after {ready - begun:.0f} s")
+        print(f"  all runs, with 20 s of sleep in each, done after {done - begun:.0f} s")
         for name, size in memory.items():
             print(f"  memory (PSS) of {name:10} {size / 1e9:6.2f} GB   ({size / 1e6 / count:.0f} MB a kernel)")
         requests = [client.execute(AGAIN) for client in clients]
