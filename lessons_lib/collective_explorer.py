@@ -173,10 +173,8 @@ class CollectiveExplorer(widgets.VBox):
             body += f'<tr><td style="{CELL}left">{sample_svg(self.scene.styles[a])} {escape(a.name)}</td>'
             body += "".join(f'<td style="{CELL}right">{cell}</td>' for cell in cells) + "</tr>"
         look = "border-collapse:collapse;font-size:12px;margin:4px 0;color:#1a1a1a"
-        return (
-            f'<div style="overflow-x:auto;width:0;min-width:100%;min-height:176px"><table style="{look}"><thead><tr>{head}</tr></thead>'
-            f"<tbody>{body}</tbody></table></div>"
-        )
+        table = f'<table style="{look}"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
+        return f'<div style="overflow-x:auto;width:0;min-width:100%;min-height:176px">{table}</div>'
 
     def _table_text(self) -> str:
         rows = [COLUMNS, *((a.name, *cells) for a, *cells in self._rows_of_table())]

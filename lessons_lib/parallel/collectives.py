@@ -105,7 +105,7 @@ def recursive_halving_reduce_scatter(x, op=SUM, group=None):
     """
     rank, n = position(group)
     _power_of_two(n)
-    _halve(x, rank, n, op, group)
+    halve(x, rank, n, op, group)
     return pieces(x, n)[rank]
 
 
@@ -116,7 +116,7 @@ def recursive_doubling_all_gather(x, group=None):
     """
     rank, n = position(group)
     _power_of_two(n)
-    _double(x, rank, n, group)
+    double(x, rank, n, group)
 
 
 def halving_doubling_all_reduce(x, op=SUM, group=None):
@@ -128,8 +128,8 @@ def halving_doubling_all_reduce(x, op=SUM, group=None):
     """
 
     def halve_and_double(rank, p):
-        _halve(x, rank, p, op, group)
-        _double(x, rank, p, group)
+        halve(x, rank, p, op, group)
+        double(x, rank, p, group)
 
     _with_guests(x, op, group, halve_and_double)
 
@@ -141,16 +141,17 @@ def recursive_doubling_all_reduce(x, op=SUM, group=None):
     Source: as above.
     """
 
-    def double(rank, p):
+    def swap_whole_buffers(rank, p):
         incoming = torch.empty_like(flat(x))
         for distance in distances(p):
             exchange(flat(x), rank ^ distance, incoming, rank ^ distance, group)
             combine(flat(x), incoming, op)
 
-    _with_guests(x, op, group, double)
+    _with_guests(x, op, group, swap_whole_buffers)
 
 
-def _halve(x, rank, n, op, group):
+def halve(x, rank, n, op=SUM, group=None):
+    """Reduce-scatter among ranks 0 to n-1, n a power of two: swap halves of what is left with a rank half as far away."""
     first, last = 0, n  # the chunks that this rank still adds up
     while last - first > 1:
         half = (last - first) // 2
@@ -164,11 +165,13 @@ def _halve(x, rank, n, op, group):
         combine(keep, incoming, op)
 
 
-def _double(x, rank, n, group):
+def double(x, rank, n, group=None):
+    """All-gather among ranks 0 to n-1, n a power of two: swap all that is there with a rank twice as far away."""
     for distance in distances(n):
-        mine, theirs = (rank & -distance), (rank & -distance) ^ distance  # the first chunk of what each has
+        partner = rank ^ distance
+        mine, theirs = (who // distance * distance for who in (rank, partner))  # the first chunk that each has
         outgoing, incoming = (span(x, n, first, first + distance) for first in (mine, theirs))
-        exchange(outgoing, rank ^ distance, incoming, rank ^ distance, group)
+        exchange(outgoing, partner, incoming, partner, group)
 
 
 def span(x, n, first, last):

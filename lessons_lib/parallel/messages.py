@@ -52,11 +52,9 @@ def pieces(x: torch.Tensor, n: int) -> tuple[torch.Tensor, ...]:
 
 def exchange(outgoing, to: int, incoming, source: int, group=None) -> None:
     """Send `outgoing` to rank `to` while receiving `incoming` from rank `source`: both are posted before either is waited for."""
-    requests = dist.batch_isend_irecv([
-        dist.P2POp(dist.isend, outgoing, group=group, group_peer=to),
-        dist.P2POp(dist.irecv, incoming, group=group, group_peer=source),
-    ])  # fmt: skip
-    for request in requests:
+    send = dist.P2POp(dist.isend, outgoing, group=group, group_peer=to)
+    receive = dist.P2POp(dist.irecv, incoming, group=group, group_peer=source)
+    for request in dist.batch_isend_irecv([send, receive]):
         request.wait()
 
 
