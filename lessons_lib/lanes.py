@@ -37,11 +37,11 @@ class Plan:
         number[m.operations] = np.arange(len(m.operations))
         origin = number[m.origin]
         self.before = before = np.array(costs.before)
-        different, inverse = np.unique(before, return_inverse=True)
+        different, inverse = np.unique(np.append(before, 0.0), return_inverse=True)
         scalars = [np.array(b) if b else None for b in different.tolist()]  # numpy adds these fastest
         self.offset = np.empty(len(scalars), dtype=object)
         self.offset[:] = scalars
-        self.which = inverse
+        self.which, self.none = inverse[:-1], inverse[-1]  # the last one stands for "no offset"
 
         # Nothing happened between the post and the wait: the rank certainly gets there before the transfer ends.
         stretch = np.searchsorted(waits, np.arange(len(m.operations)))  # how many waits came earlier
@@ -135,13 +135,12 @@ def compile_steps(plan: Plan, order: list[int]) -> Steps:
     together = first == second  # both sides count from the same moment: only the later post matters
     first_which = np.where(together, np.maximum(first_which, second_which), first_which)  # offsets are numbered in rising order
     second = np.where(together, -1, second)
-    none = int(np.searchsorted(np.unique(plan.before), 0.0)) if len(plan.before) else 0
     columns = [
         node,
         np.concatenate([first, clock(awaits, plan.rank[awaits])]),
         np.concatenate([first_which, plan.which[awaits]]),
         np.concatenate([second, m.transfer[awaits]]),
-        np.concatenate([second_which, np.full(len(awaits), none)]),
+        np.concatenate([second_which, np.full(len(awaits), plan.none)]),
         np.full(len(node), -1),
     ]
     more: dict[int, list] = {}

@@ -13,8 +13,9 @@ MOST_KEPT = 16  # how far back along a port a check looks; beyond it the lane is
 def contests_of(plan, place: np.ndarray):
     """Who goes before whom at a port, where the rank in between has not waited for the earlier one.
 
-    `plan` is a lanes.Plan, `place` the position of each transfer in the order of service. Returns: per transfer the one that certainly goes before at all its ports (-1: none); a dictionary of the others:
-    (predecessors, ports shared with them); those that a check may look at, with ports; and pairs (predecessor, transfer).
+    `plan` is a lanes.Plan, `place` the position of each transfer in the order of service. Returns four things: per transfer the
+    one that certainly goes before at all its ports (-1: none); of the others, transfer: (predecessors, ports shared with them);
+    transfer: ports at which a check may look at it; and all pairs (predecessor, transfer) of the second, as two arrays.
     """
     m, size = plan.m, len(plan.width)
     entry = m.transfer[plan.entry_post]

@@ -134,6 +134,47 @@ def test_by_hand():
     assert sweep(Recording.from_logs([RankLog(0, 1)]), cluster, bandwidths=[1, 2]).tolist() == [0, 0]
 
 
+def test_compute_before_every_operation():
+    programs = [RankLog(r, 3) for r in range(3)]
+    for r, log in enumerate(programs):
+        handles = []
+        for k in range(4):
+            log.compute(flops=1e9 * (1 + r + k))
+            handles.append(log.collective("all_reduce", 300 * (k + 1), blocking=False))
+            log.compute(flops=2e9 * (1 + k))
+            handles.append(log.send((r + 1) % 3, 500, blocking=False))
+            log.compute(flops=0.7e9)
+            handles.append(log.recv((r - 1) % 3, 500, blocking=False))
+        for handle in handles:
+            log.compute(flops=0.3e9)
+            log.wait(handle)
+        log.compute(flops=1e9)
+    recording, cluster, bandwidths = Recording.from_logs(programs), Cluster(DEVICE), np.geomspace(10, 1e5, 40)
+    assert sweep(recording, cluster, bandwidths=bandwidths).tolist() == one_by_one(recording, cluster, "intra_node", bandwidths)
+
+
+@pytest.mark.parametrize("rounds", [1, 40])
+def test_long_queues_at_a_port(rounds):
+    """Many messages wait at one receiver, more than a check looks back; arrays are used again all the time."""
+    programs = [RankLog(r, 5) for r in range(5)]
+    for k in range(rounds):
+        handles = [programs[0].recv(r, 100 * r + k, blocking=False, tag=t) for t in range(5) for r in range(1, 5)]
+        programs[0].compute(flops=0.2e9)
+        for r in range(1, 5):
+            for t in range(5):
+                programs[r].compute(flops=(1 + (r * t) % 3) * 1e8)
+                handle = programs[r].send(0, 100 * r + k, blocking=t % 2 == 0, tag=t)
+            programs[r].wait(handle)
+        for handle in handles:
+            programs[0].wait(handle)
+    recording, cluster, bandwidths = (
+        Recording.from_logs(programs),
+        Cluster(DEVICE, 5, 2, Link(1, 0.01), Link(1, 0.02)),
+        np.geomspace(300, 1e5, 20),
+    )
+    assert sweep(recording, cluster, "both", bandwidths).tolist() == one_by_one(recording, cluster, "both", bandwidths)
+
+
 def test_what_is_kept_between_sweeps_follows_the_device_and_the_nodes():
     programs = [RankLog(r, 4) for r in range(4)]
     for r, log in enumerate(programs):
