@@ -11,12 +11,13 @@ None of these needs torch. matplotlib is imported when `curve` or `breakdown` is
 
 from .curve_picture import breakdown_svg, curve_frame
 from .perfetto import to_perfetto
+from .svg import image
 from .text_pictures import breakdown_text, curve_text, timeline_text
 from .timeline_picture import timeline_svg
 from .wording import format_time, sentence
 
 __all__ = [
-    "breakdown_svg", "breakdown_text", "curve_frame", "curve_text", "format_time", "sentence", "timeline_svg",
+    "breakdown_svg", "breakdown_text", "curve_frame", "curve_text", "format_time", "image", "sentence", "timeline_svg",
     "timeline_text", "to_perfetto",
 ]  # fmt: skip
 _FIGURES = ("breakdown", "curve")

@@ -62,6 +62,12 @@ class Picture:
     def _repr_svg_(self) -> str:
         return self.svg
 
+    def _repr_html_(self) -> str:
+        """The same, narrower where the page is: JupyterLab shows bare SVG in its full width and cuts off the rest."""
+        from . import plots
+
+        return plots.image(self.svg, self.text.splitlines()[0])
+
     def __repr__(self) -> str:
         return self.text
 
@@ -152,6 +158,9 @@ class Timeline:
         from . import plots
 
         return plots.timeline_svg(self)
+
+    def _repr_html_(self) -> str:
+        return self.plot()._repr_html_()
 
     def __repr__(self) -> str:
         return f"Timeline ({self.kind}): {self.title}, step time {seconds_text(self.step_time)}, {len(self.columns['rank'])} spans"

@@ -1,5 +1,6 @@
 """Pictures of timelines against geometry worked out by hand, and their text forms against the numbers they show."""
 
+import base64
 import re
 import time
 import xml.etree.ElementTree as ElementTree
@@ -358,6 +359,10 @@ def test_a_timeline_shows_itself():
     assert timeline._repr_svg_() == plots.timeline_svg(timeline) and timeline.text() == plots.timeline_text(timeline)
     picture = timeline.plot(width=500, until=10.0)
     assert picture._repr_svg_() == plots.timeline_svg(timeline, 500, 10.0) and repr(picture) == plots.timeline_text(timeline)
+    html = picture._repr_html_()
+    assert base64.b64decode(html.split("base64,")[1].split('"')[0]).decode() == picture.svg
+    assert "max-width:100%" in html and plots.sentence(timeline) in html
+    assert timeline._repr_html_() == timeline.plot()._repr_html_()
 
 
 def test_an_unknown_picture_is_named():
