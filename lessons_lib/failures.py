@@ -50,8 +50,12 @@ def died(rank: int, status: int, doing: str, place: str, last_words: str = "") -
     return Failure(rank, "died", own, text + where + words + hint, text=text + where + words, secondary=secondary)
 
 
-def explain(failures: Iterable[Failure], proof: RunError | None, stopped: Iterable[int]) -> RunError:
-    """The error to raise. `proof`: what the notes of the ranks prove; `stopped`: ranks that were still running."""
+def explain(failures: Iterable[Failure], proof: RunError | None, world_size: int) -> RunError:
+    """The error to raise. `proof`: what the notes of the ranks prove.
+
+    Which ranks had ended, and which lost their connection, differs from time to time: it is not part of the message,
+    because a notebook's stored output must not.
+    """
     failures = sorted(failures, key=lambda f: (f.clock, f.rank))
     primary = [f for f in failures if not f.secondary]
     if proof is not None and (not primary or isinstance(proof, errors.Mismatch) and all(f.kind == "died" for f in primary)):
@@ -62,12 +66,13 @@ def explain(failures: Iterable[Failure], proof: RunError | None, stopped: Iterab
     lines = [str(error)]
     if same:
         lines.append(f"{_ranks(f.rank for f in same)} failed in the same way.")
-    others = sorted({f.rank for f in failures if f.secondary and f is not first} | set(stopped))
-    if others:
-        lines.append(f"{_ranks(others)} could not go on without it and {'was' if len(others) == 1 else 'were'} stopped.")
     different = [f for f in rest if not f.secondary and f not in same]
     for failure in different:
         lines.append(f"rank {failure.rank} failed too: {failure.summary}" + (f" ({failure.place})" if failure.place else ""))
+    if world_size > 1 + len(same) + len(different):
+        lines.append(
+            "The other ranks were stopped." if world_size > 2 + len(same) + len(different) else "The other rank was stopped."
+        )
     whole = type(error)("\n".join(lines))
     return _with_details(whole, [first, *same, *different], [f for f in rest if f.secondary], first)
 

@@ -89,7 +89,7 @@ class Supervisor:
                 if now > self.failed_at or self._nobody_else_can_fail():
                     raise self._conclusion()
             elif self.proof is not None:
-                raise failures.explain([], self.proof, [])
+                raise failures.explain([], self.proof, self.world_size)
             elif self.origin is None and now - begun > _SLOW_START and not self.told:
                 self._tell_slow_start()
             elif self.origin is None and now - begun > _START_LIMIT:
@@ -267,8 +267,7 @@ class Supervisor:
 
     def _conclusion(self) -> RunError:
         self._look()
-        stopped = [r.number for r in self.ranks if r.process is not None and not r.over]
-        return failures.explain(self.failures.values(), self.proof, stopped)
+        return failures.explain(self.failures.values(), self.proof, self.world_size)
 
     def _too_late(self) -> RunError:
         """The time is over: ask every rank where it is, first its Python, then the signal that works while C code runs."""

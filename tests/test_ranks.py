@@ -140,7 +140,7 @@ def test_scripts_need_no_guard(way, tmp_path):
     )
     assert told == (
         "once\n[rank 0] k is 3\n[rank 1] k is 3\n[0, 3]\n[[0, 1], [0, 1]]\n[rank 0] k is 5\n[rank 1] k is 5\n"
-        f"rank 1 raised AssertionError: too large\n  {name}, line 5, in program\n{shown}"
+        f"rank 1 raised AssertionError: too large\n  {name}, line 5, in program\n{shown}The other rank was stopped.\n"
     )
 
 
@@ -295,6 +295,22 @@ def test_much_output_is_bounded_and_counted(capsys):
     assert capsys.readouterr().out.count("\n") == 2 * (LINES_KEPT + 1)
 
 
+def test_without_data_ranks_take_turns_and_lines_come_by_rank(capsys):
+    def program():
+        before = time.perf_counter()
+        print("a")
+        dist.all_reduce(torch.ones(3))
+        print("b")
+        time.sleep(0.02)
+        return before, time.perf_counter()
+
+    recording = run(program, ranks=9, shapes_only=True)
+    assert recording.output == [(r, line) for r in range(9) for line in "ab"]
+    assert capsys.readouterr().out == "".join(f"[rank {r}] {line}\n" for r, line in recording.output)
+    overlapping = [sum(a <= start < b for a, b in recording.results) for start, _ in recording.results]
+    assert max(overlapping) <= os.cpu_count()
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_output_is_the_same_at_any_speed(seed, monkeypatch, capsys):
     """A pipeline with random pauses: what a rank prints after a receive comes after what the sender printed before."""
@@ -375,7 +391,7 @@ def test_one_rank_raises():
         "rank 2 raised ValueError: bad shape",
         f"  test_ranks.py, line {line}, in program",
         '    raise ValueError("bad shape")',
-        "ranks 0, 1 and 3 could not go on without it and were stopped.",
+        "The other ranks were stopped.",
     ]
     assert error.__cause__ is None and error.__suppress_context__
     assert "ValueError: bad shape" in error.traceback_text
