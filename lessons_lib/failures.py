@@ -69,10 +69,9 @@ def explain(failures: Iterable[Failure], proof: RunError | None, world_size: int
     different = [f for f in rest if not f.secondary and f not in same]
     for failure in different:
         lines.append(f"rank {failure.rank} failed too: {failure.summary}" + (f" ({failure.place})" if failure.place else ""))
-    if world_size > 1 + len(same) + len(different):
-        lines.append(
-            "The other ranks were stopped." if world_size > 2 + len(same) + len(different) else "The other rank was stopped."
-        )
+    untouched = world_size - len([first, *same, *different])
+    if untouched:
+        lines.append("The other rank was stopped." if untouched == 1 else "The other ranks were stopped.")
     whole = type(error)("\n".join(lines))
     return _with_details(whole, [first, *same, *different], [f for f in rest if f.secondary], first)
 
