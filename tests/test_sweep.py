@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from recordings import random_program
 
-from lessons_lib import sweeping
+from lessons_lib import lanes, sweeping
 from lessons_lib.errors import Deadlock
 from lessons_lib.hardware import H100, NVLINK4, Cluster, Device, Link
 from lessons_lib.recording import RankLog, Recording
@@ -29,12 +29,13 @@ def one_by_one(recording, cluster, link, bandwidths, latency=None, algorithm="ri
     return out
 
 
-@pytest.mark.parametrize("seed", range(80))
-def test_random_programs_with_contention(seed):
+@pytest.mark.parametrize("seed", range(120))
+def test_random_programs_with_contention(seed, monkeypatch):
     rng = random.Random(seed)
+    monkeypatch.setattr(lanes, "BLOCK_SIZE", rng.choice([1, 1, 64]))  # 1: every array is used again at once
     ties = rng.random() < 0.4
     ranks = rng.randrange(1, 7)
-    recording = random_program(rng, ranks, rng.choice([5, 20, 60, 150]), ties)
+    recording = random_program(rng, ranks, rng.choice([5, 20, 60, 150, 300]), ties)
     intra, inter = Link(1000, rng.choice([0, 0.25]) if ties else rng.random() / 2), Link(700, rng.random())
     cluster = Cluster(DEVICE, 6, rng.choice([1, 2, 3, 8]), intra, inter)
     link, latency, algorithm = rng.choice(sweeping.LINKS), rng.choice([None, 0, 0.3]), rng.choice(["ring", "tree"])
@@ -46,19 +47,20 @@ def test_random_programs_with_contention(seed):
     assert found.tolist() == one_by_one(recording, cluster, link, bandwidths, latency, algorithm)
 
 
-def contended(rounds):
-    """Two messages race for the receive port of rank 2; who wins depends on the bandwidth of an earlier message."""
+def contended(rounds, roles=(0, 1, 2, 3)):
+    """Two messages race for the receive port of the third role; who wins depends on how long an earlier message takes."""
     logs = [RankLog(r, 4) for r in range(4)]
-    for k in range(rounds):
-        logs[3].send(0, 1000)
-        logs[0].recv(3, 1000)
-        logs[0].send(2, 700)
-        logs[1].compute(flops=(1 + k % 3) * 1e9)
-        logs[1].send(2, 1100)
-        handles = [logs[2].recv(0, 700, blocking=False), logs[2].recv(1, 1100, blocking=False)]
-        logs[2].compute(flops=0.1e9)
+    i, j, k, n = roles
+    for turn in range(rounds):
+        logs[n].send(i, 1000)
+        logs[i].recv(n, 1000)
+        logs[i].send(k, 700)
+        logs[j].compute(flops=(1 + turn % 3) * 1e9)
+        logs[j].send(k, 1100)
+        handles = [logs[k].recv(i, 700, blocking=False), logs[k].recv(j, 1100, blocking=False)]
+        logs[k].compute(flops=0.1e9)
         for handle in handles:
-            logs[2].wait(handle)
+            logs[k].wait(handle)
         for log in logs:
             log.collective("barrier", 0)
     return Recording.from_logs(logs)
@@ -93,16 +95,16 @@ def test_one_order_needs_one_simulation(monkeypatch):
 
 def test_two_messages_of_one_pair_whose_receives_are_posted_the_other_way_round():
     a, b, c = RankLog(0, 3), RankLog(1, 3), RankLog(2, 3)
-    c.send(1, 1000)
-    first, second = a.send(1, 5000, blocking=False, tag=1), a.send(1, 100, blocking=False, tag=2)
-    a.wait(first)
-    a.wait(second)
-    handles = [b.recv(0, 100, blocking=False, tag=2)]
-    b.recv(2, 1000)
+    c.send(0, 1000)
+    b.recv(0, 4000, blocking=False, tag=2)
     b.compute(flops=1e9)
-    handles.append(b.recv(0, 5000, blocking=False, tag=1))
-    for handle in handles:
-        b.wait(handle)
+    b.recv(0, 5000, blocking=False, tag=1)  # ready at 1 s
+    a.send(1, 5000, blocking=False, tag=1)
+    a.recv(2, 1000)
+    a.send(1, 4000, blocking=False, tag=2)  # ready when the message from rank 2 is there: earlier or later
+    a.compute(flops=1e9)
+    a.send(1, 100, blocking=False)
+    b.recv(0, 100)
     recording, cluster, bandwidths = Recording.from_logs([a, b, c]), Cluster(DEVICE), np.geomspace(10, 1e5, 50)
     assert sweep(recording, cluster, bandwidths=bandwidths).tolist() == one_by_one(recording, cluster, "intra_node", bandwidths)
 
@@ -185,7 +187,10 @@ def test_what_is_kept_between_sweeps_follows_the_device_and_the_nodes():
         cluster = Cluster(dataclasses.replace(DEVICE, flops=flops), 4, per_node, Link(1000, 0.5), Link(10, 1))
         expected = one_by_one(recording, cluster, "both", [100, 200])
         assert sweep(recording, cluster, "both", [100, 200]).tolist() == expected
-    assert sweep(recording, cluster, "both", [100]).tolist() == [4 + 6 * (1 + 1)]
+    recording = contended(3, (0, 2, 1, 3))  # on nodes of 2, the two messages use different ports
+    for per_node in (2, 4, 2):
+        cluster = Cluster(DEVICE, 4, per_node, Link(1000, 0.01), Link(1000, 0.01))
+        assert sweep(recording, cluster, "both", [500, 900]).tolist() == one_by_one(recording, cluster, "both", [500, 900])
 
 
 def test_more_lanes_than_go_into_one_pass():
