@@ -13,7 +13,7 @@ LIBRARY = ROOT / "lessons_lib"
 
 # A room is a file, or several that make one idea; a file without a line here is a room of its own name.
 FILES = {
-    "replay": "replay timeline matching simulate pricing sweeping lanes wallclock critical",
+    "replay": "replay timeline matching simulate pricing sweeping lanes service wallclock critical",
     "formulas": "formulas messages algorithms",
     "plots": "plots timeline_picture curve_picture message_picture collective_picture text_pictures figures perfetto svg wording",
     "explorers": "explorers sliders guesses collective_explorer",
@@ -34,7 +34,7 @@ MAY_CALL = {
     "replay": {"errors", "hardware", "recording", "formulas"},
     "planner": {"formulas", "hardware", "shapes"},
     "plots": {"replay", "planner", "formulas", "hardware", "recording"},
-    "explorers": {"stored", "plots", "replay", "planner", "hardware", "recording"},
+    "explorers": {"stored", "plots", "replay", "planner", "formulas", "hardware", "recording"},
     "recorder": GROUND | {"formulas"},
     "ranks": GROUND | {"recorder"},
     "models": {"shapes"},
