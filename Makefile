@@ -14,13 +14,14 @@ IN_RANGE := import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))
 export JUPYTER_PREFER_ENV_PATH := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help lab test lint format notebooks bench clean venv course course-with-tests
+.PHONY: help lab test lint format notebooks exercises bench clean venv course course-with-tests
 
 help:
 	@echo "make lab        open the first lesson in JupyterLab (NOTEBOOK=... for another)"
 	@echo "make test       run every test"
 	@echo "make lint       look for mistakes and wrong formatting; make format mends the formatting"
-	@echo "make notebooks  run the lessons and store their outputs"
+	@echo "make notebooks  run the lessons and solutions and store their outputs"
+	@echo "make exercises  make the exercises from the solutions"
 	@echo "make bench      print the benchmarks' ratios"
 	@echo "make clean      delete .venv and caches"
 
@@ -38,6 +39,9 @@ format: course-with-tests
 
 notebooks: course-with-tests
 	@$(RUN) tests/store_outputs.py
+
+exercises: course-with-tests
+	@$(RUN) tests/make_exercises.py
 
 bench: course-with-tests
 	@for file in tests/benchmarks/*.py; do \

@@ -8,7 +8,7 @@ import nbval.kernel
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from store_outputs import kernel_environment  # noqa: E402
 
-_start = nbval.kernel.start_new_kernel
+_start = getattr(nbval.kernel.start_new_kernel, "plain", nbval.kernel.start_new_kernel)  # solutions/ load this file, too
 
 
 def _start_with_order(*args, **options):
@@ -20,5 +20,6 @@ def _execute_and_count(self, cell_input, allow_stdin=None):
     return self.kc.execute(cell_input, store_history=bool(cell_input), allow_stdin=allow_stdin, stop_on_error=False)
 
 
+_start_with_order.plain = _start
 nbval.kernel.start_new_kernel = _start_with_order
 nbval.kernel.RunningKernel.execute_cell_input = _execute_and_count

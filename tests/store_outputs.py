@@ -36,7 +36,8 @@ WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 def kernel_environment() -> dict[str, str]:
     """The variables of a kernel whose output is stored or compared: this course, and what ranks print in rank order."""
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    return {**os.environ, "PYTHONPATH": path, "LESSONS_HOLD_SECONDS": "60"}  # lines wait so long for those of lower ranks
+    order = {"LESSONS_HOLD_SECONDS": "60"}  # lines wait so long for those of lower ranks
+    return {**os.environ, "PYTHONPATH": path, **order, "LESSONS_PROGRESS": ""}  # progress in exercises: in memory
 
 
 class ThisPython(KernelSpecManager):
@@ -119,8 +120,9 @@ def store(path: Path) -> bool:
 def main() -> None:
     sys.stdout.reconfigure(encoding="utf-8")
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("notebooks", nargs="*", type=Path, help="default: all in notebooks/")
-    chosen = parser.parse_args().notebooks or sorted((ROOT / "notebooks").glob("*.ipynb"))
+    parser.add_argument("notebooks", nargs="*", type=Path, help="default: all in notebooks/ and solutions/")
+    everything = [path for folder in ("notebooks", "solutions") for path in sorted((ROOT / folder).glob("*.ipynb"))]
+    chosen = parser.parse_args().notebooks or everything
     for path in chosen:
         print(f"{path}: ", end="", flush=True)
         try:
