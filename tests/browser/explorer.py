@@ -26,10 +26,10 @@ class ExplorerOnPage:
 
     def sentence(self) -> str:
         """The finding, in bold above the picture."""
-        return self.root.locator("[role=status] p").first.inner_text()
+        return self.root.locator("[role=status] p").first.text_content()
 
     def settings(self) -> str:
-        return self.root.locator("[role=status] p").nth(1).inner_text()
+        return self.root.locator("[role=status] p").nth(1).text_content()
 
     def step_time(self) -> float:
         """Seconds, as the sentence says them."""
@@ -43,4 +43,4 @@ class ExplorerOnPage:
 
     def bandwidth(self) -> float:
         """GB/s per direction, as the slider's own readout says it."""
-        return float(self.root.locator(".widget-readout").first.inner_text().replace(",", ""))
+        return float(self.root.locator(".widget-readout").first.text_content().replace(",", ""))

@@ -11,6 +11,18 @@ READY_MS = 60_000  # JupyterLab's own code, loaded cold on a busy machine
 RUN_SECONDS = 300  # all cells of a lesson on a busy machine
 QUIET = 3.0  # seconds without a running cell after which nothing more will run: an error has stopped the rest
 
+# The browser lays out only what is near the window, so its own innerText is empty further down.
+SHOWN_TEXT = """cell => {
+  const text = node => {
+    if (node.nodeType === Node.TEXT_NODE) return node.textContent;
+    if (node.nodeType !== Node.ELEMENT_NODE || node.matches("style, script")) return "";
+    if (getComputedStyle(node).display === "none") return "";
+    const ends = node.matches("p, div, tr, h1, h2, h3, li, pre") ? "\\n" : " ";
+    return [...node.childNodes].map(text).join("") + ends;
+  };
+  return [...cell.querySelectorAll(".jp-OutputArea-child")].map(text).join("").trim();
+}"""
+
 
 def wait_until(what: str, condition: Callable[[], Any], seconds: float = 15.0) -> Any:
     """The first true value of `condition()`; AssertionError with `what` when none comes within `seconds`."""
@@ -66,16 +78,13 @@ class NotebookPage:
         return self.page.locator(".jp-CodeCell .jp-InputPrompt").all_text_contents()
 
     def errors(self) -> list[str]:
-        return self.page.locator("[data-mime-type='application/vnd.jupyter.error']").all_text_contents()
+        """The tracebacks on the page."""
+        shown = self.page.locator(".jp-OutputArea-output[data-mime-type='application/vnd.jupyter.stderr']").all_text_contents()
+        return [text for text in shown if "Traceback (most recent call last)" in text]
 
     def outputs(self) -> list[str]:
-        """What a person reads below each code cell: hidden text is left out."""
-        cells = self.page.locator(".jp-CodeCell")
-        found = []
-        for index in range(cells.count()):
-            cells.nth(index).scroll_into_view_if_needed()  # cells out of sight are not laid out
-            found.append("\n".join(cells.nth(index).locator(".jp-OutputArea-child").all_inner_texts()))
-        return found
+        """What a person reads below each code cell, were it scrolled to: text that a style rule hides is left out."""
+        return self.page.locator(".jp-CodeCell").evaluate_all(f"cells => cells.map(cell => ({SHOWN_TEXT})(cell))")
 
     def press(self, target, key: str, times: int = 1) -> None:
         """Give the keyboard to `target`, as the Tab key would, and press `key`."""

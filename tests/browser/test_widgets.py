@@ -34,8 +34,15 @@ def test_the_check_finds_one_environment_and_live_widgets(open_notebook):
     table, where = notebook.outputs()
     assert "one environment" in table and "Ready" in table and "problem" not in table
     assert facts.NOT_SHOWN not in table and facts.WAITING not in table
-    prefix, mark = where.strip().splitlines()
+    prefix, mark = where.split("\n")[:2]
     assert os.path.samefile(prefix, sys.prefix) and mark == notebook.lab.mark  # this very environment, a child of this very server
+
+
+def test_an_error_that_stops_the_notebook_is_told(open_notebook):
+    notebook = open_notebook("fails.ipynb", ["1 / 0", "print('never')"])
+    with pytest.raises(AssertionError, match="(?s)the last cell has not run.*ZeroDivisionError"):
+        notebook.run_all()
+    assert len(notebook.errors()) == 1
 
 
 def test_a_slider_moves_by_keyboard_and_text_and_picture_follow(open_notebook):
