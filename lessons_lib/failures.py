@@ -73,7 +73,7 @@ def explain(failures: Iterable[Failure], proof: RunError | None, world_size: int
     if untouched:
         lines.append("The other rank was stopped." if untouched == 1 else "The other ranks were stopped.")
     whole = type(error)("\n".join(lines))
-    return _with_details(whole, [first, *same, *different], [f for f in rest if f.secondary], first)
+    return _with_details(whole, [first, *same, *different], [f for f in failures if f.secondary and f not in (first, *same)], first)
 
 
 def _error_of(failure: Failure) -> RunError:

@@ -238,12 +238,11 @@ def group(folder: str, token: bytes) -> ForkedRanks | SpawnedRanks:
 def stop(ranks: ForkedRanks | SpawnedRanks, patience: float = 2.0) -> None:
     """Kill every rank that still runs and see it gone. What they said can still be read."""
     ranks.poll()
-    if any(p.status is None for p in ranks.processes.values()) or isinstance(ranks, SpawnedRanks):
-        ranks.kill()
-        limit = time.monotonic() + patience
-        while any(p.status is None for p in ranks.processes.values()) and time.monotonic() < limit:
-            time.sleep(0.002)
-            ranks.poll()
+    ranks.kill()
+    limit = time.monotonic() + patience
+    while time.monotonic() < limit and any(p.status is None and p.pid is not None for p in ranks.processes.values()):
+        time.sleep(0.002)
+        ranks.poll()
 
 
 def give_back(ranks: ForkedRanks | SpawnedRanks) -> None:
