@@ -188,10 +188,12 @@ def compile_steps(plan: Plan, order: list[int]) -> Steps:
     return Steps(*lists, more, contests, watched, special, drop, last)
 
 
-def run(plan: Plan, order: list[int], seconds, lanes: int) -> tuple[np.ndarray, np.ndarray]:
+def run(plan: Plan, order: list[int], seconds, lanes: int, instant: bool = False) -> tuple[np.ndarray, np.ndarray]:
     """Step times in every lane if transfers are served in `order`; and in which lanes they certainly are.
 
     `seconds[x]` is the array of one transfer's durations. Times are the very floating-point numbers that the simulation computes.
+    `instant` says that some transfers may take no time at all: then causes and effects share a moment, and priorities do not tell
+    which came first.
     """
     if plan.compiled is None or plan.compiled[0] is not order:
         plan.compiled = (order, compile_steps(plan, order))
@@ -204,10 +206,7 @@ def run(plan: Plan, order: list[int], seconds, lanes: int) -> tuple[np.ndarray, 
     history: dict[int, list] = {p: [] for _, shared in steps.contests.values() for p in shared}
     good = np.ones(lanes, dtype=bool)
     special, more, contests, watched = steps.special, steps.more, steps.contests, steps.watched
-    # Where something takes no time at all, causes and effects share a moment, and priorities do not tell which came first.
-    instant = any(not seconds[x].all() for x in order if ports[x]) if contests else False
     priority = None if instant else m.priority
-    columns = (steps.node, steps.first, steps.first_offset, steps.second, steps.second_offset, steps.third)
     # Arrays are used again: asking the system for new ones would take longer than the arithmetic.
     one, two = np.empty(lanes), np.empty(lanes)
     pool: list[np.ndarray] = []
