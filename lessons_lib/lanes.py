@@ -198,7 +198,7 @@ def run(plan: Plan, order: list[int], seconds, lanes: int, instant: bool = False
     if plan.compiled is None or plan.compiled[0] is not order:
         plan.compiled = (order, compile_steps(plan, order))
     steps = plan.compiled[1]
-    m, ports, size = plan.m, plan.costs.ports, len(plan.width)
+    m, size = plan.m, len(plan.width)
     add, maximum = np.add, np.maximum
     value: list = [None] * (size + len(m.operations) + 1)
     value[-1] = final = np.zeros(lanes)
@@ -206,6 +206,7 @@ def run(plan: Plan, order: list[int], seconds, lanes: int, instant: bool = False
     history: dict[int, list] = {p: [] for _, shared in steps.contests.values() for p in shared}
     good = np.ones(lanes, dtype=bool)
     special, more, contests, watched = steps.special, steps.more, steps.contests, steps.watched
+    columns = (steps.node, steps.first, steps.first_offset, steps.second, steps.second_offset, steps.third)
     priority = None if instant else m.priority
     # Arrays are used again: asking the system for new ones would take longer than the arithmetic.
     one, two = np.empty(lanes), np.empty(lanes)
