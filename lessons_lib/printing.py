@@ -12,6 +12,7 @@ import io
 import json
 import os
 import struct
+import sys
 import threading
 from collections.abc import Callable
 
@@ -221,3 +222,18 @@ class Order:
     def output(self) -> list[tuple[int, str]]:
         """All lines so far, in order: (rank, line)."""
         return [(rank, line) for _, _, rank, line in sorted(self.everything)]
+
+
+def hold_seconds() -> float:
+    """How long a printed line waits for lines that belong before it: LESSONS_HOLD_SECONDS, 1 by default."""
+    try:
+        return max(0.0, float(os.environ.get("LESSONS_HOLD_SECONDS", "1")))
+    except ValueError:
+        return 1.0
+
+
+def show(lines: list[tuple[int, str]]) -> None:
+    """One write for all of them: in a notebook they become one stream output."""
+    if lines:
+        sys.stdout.write("".join(f"[rank {rank}] {line}\n" for rank, line in lines))
+        sys.stdout.flush()

@@ -16,7 +16,7 @@ from pathlib import Path
 from . import failures, launch, sending, sources, tracebacks
 from .errors import OrderWarning, RankFailed, RunError
 from .failures import Failure
-from .printing import MESSAGE, OTHER, Allowance, Assembler, Order
+from .printing import MESSAGE, OTHER, Allowance, Assembler, Order, hold_seconds, show
 from .recording import Recording
 from .watch import Watch
 
@@ -26,14 +26,6 @@ _SLOW_START = 3.0  # seconds after which a learner is told why nothing happens
 _START_LIMIT = 180.0  # seconds for a fresh Python to load torch from a cold disk
 _END = 1 << 62  # a position after all others
 _ANSWER = 1.0  # seconds in which a rank must say where it is
-
-
-def hold_seconds() -> float:
-    """How long a printed line waits for lines that belong before it: LESSONS_HOLD_SECONDS, 1 by default."""
-    try:
-        return max(0.0, float(os.environ.get("LESSONS_HOLD_SECONDS", "1")))
-    except ValueError:
-        return 1.0
 
 
 @dataclass
@@ -154,13 +146,13 @@ class Supervisor:
                 bounds.setdefault(rank.number, self._bound(rank.number))
             if not rank.drained:
                 bounds[rank.number] = 0  # not before its last line, that is
-        _show(self.order.release(bounds, held_since=time.monotonic() - self.hold))
+        show(self.order.release(bounds, held_since=time.monotonic() - self.hold))
 
     def flush(self) -> None:
         """Show everything that is still held."""
         self._drain(final=True)
         self._place(everything=True)
-        _show(self.order.release({}, held_since=time.monotonic()))
+        show(self.order.release({}, held_since=time.monotonic()))
 
     def _wait(self) -> None:
         if os.name != "posix":
@@ -295,13 +287,6 @@ class Supervisor:
             return "", ""
         stack = tracebacks.of_faulthandler(text)
         return tracebacks.place(stack), tracebacks.stack_text(stack)
-
-
-def _show(lines: list[tuple[int, str]]) -> None:
-    """One write for all of them: in a notebook they become one stream output."""
-    if lines:
-        sys.stdout.write("".join(f"[rank {rank}] {line}\n" for rank, line in lines))
-        sys.stdout.flush()
 
 
 def _warn(text: str) -> None:
