@@ -50,7 +50,7 @@ def _explain_exchange(case: Case, rank: int, got) -> str:
 
 
 def judge_running_total(trial: Trial) -> str:
-    for ranks in (2, 4, 3, 5, 1):
+    for ranks in (4, 2, 3, 5, 1):
         case = trial.run([(draw(12),) for _ in range(ranks)])
         expect_by_hand(case)
         arrays = [case.array(rank) for rank in range(ranks)]

@@ -17,7 +17,7 @@ _BOTH_AT_ONCE = "A rank can send to one side while it receives from the other: s
 
 
 def judge_pass_left(trial: Trial) -> str:
-    for ranks, shape in ((2, (6,)), (4, (2, 5)), (3, (7,)), (5, (9,))):
+    for ranks, shape in ((4, (2, 5)), (2, (6,)), (3, (7,)), (5, (9,))):
         case = trial.run([(draw(*shape),) for _ in range(ranks)])
         expect_by_hand(case)
         arrays = [case.array(rank) for rank in range(ranks)]
@@ -44,7 +44,7 @@ def _explain_pass(rank: int, got, arrays) -> str:
 
 # ---- left_all_gather --------------------------------------------------------------------------------------------------
 
-_GATHER = ((2, 20), (4, 43), (3, 31), (5, 48), (4, 3), (1, 6))  # ranks, length: also fewer numbers than ranks
+_GATHER = ((4, 43), (2, 20), (3, 31), (5, 48), (4, 3), (1, 6))  # ranks, length: also fewer numbers than ranks
 
 
 def judge_left_all_gather(trial: Trial) -> str:
@@ -75,7 +75,7 @@ def _explain_gather(rank: int, got, own) -> str:
             f"In place {wrong[0]} are rank {owner}'s numbers: which piece does a rank pass on, and where does it put "
             "what it receives?"
         )
-    return f"Piece {', '.join(map(str, wrong))} is wrong." if len(wrong) < len(own) else ""
+    return f"Missing or wrong: piece {', '.join(map(str, wrong))}."
 
 
 def _alike(piece, block) -> bool:
@@ -86,7 +86,7 @@ def _alike(piece, block) -> bool:
 
 # ---- left_reduce_scatter ----------------------------------------------------------------------------------------------
 
-_REDUCE = ((2, 24), (4, 67), (3, 40), (5, 78), (4, 3), (1, 6))
+_REDUCE = ((4, 67), (2, 24), (3, 40), (5, 78), (4, 3), (1, 6))
 
 
 def judge_left_reduce_scatter(trial: Trial) -> str:
@@ -96,7 +96,7 @@ def judge_left_reduce_scatter(trial: Trial) -> str:
         expect_by_hand(case)
         cut = [pieces(case.array(rank), ranks) for rank in range(ranks)]
         expected = [np.sum([cut[q][rank] for q in range(ranks)], axis=0, dtype="float32") for rank in range(ranks)]
-        expect(case, expected, lambda rank, got, cut=cut: _explain_piece(rank, got, cut))
+        expect(case, expected, lambda rank, got, cut=cut: _explain_piece(rank, got, cut), any_shape=True)
         sizes = [len(piece) for piece in cut[0]]
         _expect_ring(case, sizes, skipped=lambda rank: rank)
         taken = expect_steps(case, ranks - 1, _BOTH_AT_ONCE)
@@ -108,6 +108,8 @@ def judge_left_reduce_scatter(trial: Trial) -> str:
 
 def _explain_piece(rank: int, got, cut) -> str:
     """Which piece, or which part of its sum, a rank returned instead of its own."""
+    if len(got) == sum(map(len, cut[0])) > len(cut[0][rank]):
+        return "That has the length of the whole buffer: return your own piece alone."
     for n in (rank, *(n for n in range(len(cut)) if n != rank)):
         sources = [own[n] for own in cut]
         if len(sources[0]) != len(got):

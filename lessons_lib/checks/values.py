@@ -18,12 +18,19 @@ def pieces(x: np.ndarray, n: int) -> list[np.ndarray]:
     return np.array_split(x, n)
 
 
-def expect(case: Case, expected: Sequence[np.ndarray | None], explain: Callable[[int, np.ndarray], str] | None = None) -> None:
+def expect(
+    case: Case,
+    expected: Sequence[np.ndarray | None],
+    explain: Callable[[int, np.ndarray], str] | None = None,
+    any_shape: bool = False,
+) -> None:
     """Every rank that took part returned its expected[rank]; else Wrong.
 
-    `explain(rank, got)` is a sentence about the mistake that gives exactly `got`, or "".
+    `explain(rank, got)` is a sentence about the mistake that gives exactly `got`, or "". With `any_shape` it is asked about tensors
+    of a wrong shape, too.
     """
-    got = {rank: tensor(case, rank, case.value(rank), expected[rank]) for rank in case.active}
+    about_shapes = explain if any_shape else None
+    got = {rank: tensor(case, rank, case.value(rank), expected[rank], explain=about_shapes) for rank in case.active}
     wrong = [rank for rank in case.active if not np.array_equal(got[rank], expected[rank])]
     if not wrong:
         return
@@ -35,7 +42,7 @@ def expect(case: Case, expected: Sequence[np.ndarray | None], explain: Callable[
     )
 
 
-def tensor(case: Case, rank: int, value: Any, expected: np.ndarray, what: str = "") -> np.ndarray:
+def tensor(case: Case, rank: int, value: Any, expected: np.ndarray, what: str = "", explain=None) -> np.ndarray:
     """`value`, which an answer returned, as an array of the expected shape and dtype; else Wrong says what it is instead."""
     whose = f"Rank {rank}: your function returned {what}"
     kind = f"a tensor of shape {list(expected.shape)}"
@@ -55,7 +62,7 @@ def tensor(case: Case, rank: int, value: Any, expected: np.ndarray, what: str = 
     if array.shape != expected.shape:
         raise case.wrong(
             f"{whose}a tensor of shape {list(array.shape)}; expected was the shape {list(expected.shape)}.",
-            "With pieces of unequal size, give every buffer the size of its own piece." if array.ndim == expected.ndim else "",
+            (explain(rank, array) if explain and array.ndim == expected.ndim else "") or _about_shapes(array, expected),
         )
     if array.dtype != expected.dtype:
         raise case.wrong(
@@ -63,6 +70,12 @@ def tensor(case: Case, rank: int, value: Any, expected: np.ndarray, what: str = 
             "keeps the dtype."
         )
     return array
+
+
+def _about_shapes(array: np.ndarray, expected: np.ndarray) -> str:
+    if array.ndim == expected.ndim and abs(array.size - expected.size) == 1:
+        return "Pieces of unequal size: does every buffer have the size of its own piece?"
+    return ""
 
 
 def difference(rank: int, expected: np.ndarray, got: np.ndarray) -> str:
