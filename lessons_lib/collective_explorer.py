@@ -120,23 +120,24 @@ class CollectiveExplorer(widgets.VBox):
         others = [a for a in scene.styles if a is not best]
         if others:
             worst = max(others, key=scene.time)
-            finding += f"; {worst.name} takes {scene.time(worst) / scene.time(best):.3g} times as long"
+            finding += f"; {worst.name} takes {plain(scene.time(worst) / scene.time(best))} times as long"
         link = f"{n:,} ranks, {size_text(scene.nbytes)}, {self._now.title}, latency {format_time(scene.latency)}."
         if self.collective.value == "all_reduce":
             equal = size_text(crossover(n, scene.bandwidth, scene.latency))
-            link += f" A ring pays as much for latency as for bytes at n x latency x bandwidth = {equal}."
+            link += f" A ring's latencies and bytes cost the same at n x latency x bandwidth = {equal}."
         return [finding + ".", self._why(), link]
 
     def _why(self) -> str:
         """Which of those shown is the fastest at which size, and what it pays."""
         stretches, n = self.scene.stretches(), self.scene.members
-        costs = ["{:,} latencies and {:.3g} x the buffer".format(*a.cost(n)) for _, a in stretches]
+        costs = [(f"{steps:,}", plain(volume)) for steps, volume in (a.cost(n) for _, a in stretches)]
+        first = "{} latencies and {} x the buffer".format(*costs[0])
         if len(stretches) == 1:
-            return f"Of those shown, {stretches[0][1].name} is the fastest at every size: {costs[0]}."
+            return f"Of those shown, {stretches[0][1].name} is the fastest at every size: {first}."
         turns = [f"{a.name} up to {size_text(end)}" for (_, a), (end, _) in zip(stretches, stretches[1:])]
+        later = ", then ".join([first, *(f"{steps} and {volume}" for steps, volume in costs[1:])])
         return (
-            f"Fastest by size: {', '.join(turns)}, {stretches[-1][1].name} above. Small buffers want few latencies, large ones few "
-            f"bytes: {', then '.join(costs)}."
+            f"Fastest: {', '.join(turns)}, {stretches[-1][1].name} above. The larger, the fewer bytes at more latencies: {later}."
         )
 
     def _rows_of_table(self) -> list[tuple]:
@@ -145,7 +146,7 @@ class CollectiveExplorer(widgets.VBox):
             seconds = scene.time(a)
             bus = busbw(a.collective, scene.nbytes, scene.members, seconds)
             steps, volume = a.cost(scene.members)
-            rows.append((a, f"{steps:,}", f"{volume:.3g}", format_time(seconds), rate(algbw(scene.nbytes, seconds)), rate(bus),
+            rows.append((a, f"{steps:,}", plain(volume), format_time(seconds), rate(algbw(scene.nbytes, seconds)), rate(bus),
                          percent(bus / scene.bandwidth)))  # fmt: skip
         return rows
 
@@ -164,7 +165,7 @@ class CollectiveExplorer(widgets.VBox):
     def _words_html(self) -> str:
         first, *rest = self._words()
         lines = paragraph(first, "font-weight:600") + "".join(paragraph(words) for words in rest)
-        return f'<div role="status" style="min-height:130px">{lines}</div>'
+        return f'<div role="status" style="min-height:158px">{lines}</div>'
 
     def _table_html(self) -> str:
         head = "".join(f'<th style="{CELL}{"right" if k else "left"}">{words}</th>' for k, words in enumerate(COLUMNS))
@@ -193,6 +194,11 @@ class CollectiveExplorer(widgets.VBox):
 
     def __repr__(self) -> str:
         return "Explorer of collectives; its sliders appear where a kernel runs"
+
+
+def plain(value: float) -> str:
+    """Three digits without an exponent, and without zeros at the end: 1.75, 7, 2,046."""
+    return f"{value:.3g}" if value < 999.5 else f"{value:,.0f}"
 
 
 def _box(name: str, shown: bool) -> widgets.Checkbox:
