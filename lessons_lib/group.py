@@ -15,6 +15,7 @@ from torch.distributed import distributed_c10d as c10d
 from . import complaints
 from .handles import Handle, Several
 
+WORLD = "world"  # the label of the group of all ranks that is there from the start
 REDUCE = {name: getattr(dist.ReduceOp, name) for name in ("SUM", "AVG", "MAX", "MIN", "PRODUCT", "BAND", "BOR", "BXOR")}
 
 
@@ -54,6 +55,7 @@ class RecordedGroup(dist.ProcessGroup):
         self.recorder, self.ranks, self.label, self.inner = recorder, ranks, label, inner
         # DDP's C++ asks for the back end of type gloo by number; without one a Python group has no name either
         self._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, inner)
+        self.alias = "" if label == WORLD else label  # (a process group has a method `name` already)
         self._batch: list[Handle] | None = None
 
     def getBackendName(self) -> str:
@@ -239,7 +241,8 @@ def install(recorder) -> None:
             inner = FakeProcessGroup._create_internal(rank, size, FakeProcessGroup.Options())
         else:
             inner = dist.ProcessGroupGloo(options.store, rank, size, timeout=options.timeout)
-        return RecordedGroup(recorder, rank, ranks, str(options.group_id), inner)
+        label = str(options.group_id) if options.global_ranks_in_group else WORLD
+        return RecordedGroup(recorder, rank, ranks, label, inner)
 
     def recorded_build(group_size, group_rank, ranks, backend, store, *args, **kwargs):
         kind = str(backend).lower()

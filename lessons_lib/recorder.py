@@ -207,7 +207,15 @@ class Recorder:
         start = self._flush()
         tensor = next(iter((*reads, *writes)), None)
         shape, dtype = (tuple(tensor.shape), str(tensor.dtype)[6:]) if tensor is not None else ((), "")
-        event = {"blocking": False, "group": group.ranks, "tag": tag, "label": self._label(), "line": where, "start": start}
+        event = {
+            "blocking": False,
+            "group": group.ranks,
+            "name": group.alias,
+            "tag": tag,
+            "label": self._label(),
+            "line": where,
+            "start": start,
+        }
         if op in ("send", "recv"):
             index = (self.log.send if op == "send" else self.log.recv)(peer, nbytes, **event)
         else:

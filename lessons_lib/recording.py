@@ -62,6 +62,7 @@ class RankLog:
     """What one rank notes while its program runs; also the way to write a recording by hand.
 
     Every method returns the index of the event it added. Times are seconds since the run began (0 if not measured).
+    `group` are global ranks, by default all; `name` tells groups of the same ranks apart, whose operations never meet.
     """
 
     def __init__(self, rank: int, world_size: int):
@@ -78,10 +79,10 @@ class RankLog:
         return rows.setdefault(value, len(rows))
 
     def _add(self, kind, blocking=False, op=None, peer=-1, tag=0, group=None, nbytes=0, target=-1, label="", line="",
-             costs=(0, 0), start=0.0, end=0.0) -> int:  # fmt: skip
+             name="", costs=(0, 0), start=0.0, end=0.0) -> int:  # fmt: skip
         group = tuple(range(self.world_size)) if group is None else tuple(group)
         self.events.append(
-            (kind, blocking, self.index("ops", op), peer, tag, self.index("groups", group), nbytes, target,
+            (kind, blocking, self.index("ops", op), peer, tag, self.index("groups", (group, name)), nbytes, target,
              self.index("labels", label), self.index("lines", line), *costs, start, end)
         )  # fmt: skip
         return len(self.events) - 1
@@ -171,7 +172,9 @@ class Recording:
             co["operator"] = ids["operators"][co["operator"]]
             events.append(ev)
             costs.append(co)
-        return cls(len(logs), events, costs, **{name: list(rows) for name, rows in tables.items()}, **extra)
+        lists = {name: list(rows) for name, rows in tables.items()}
+        lists["groups"] = [members for members, _ in lists["groups"]]
+        return cls(len(logs), events, costs, **lists, **extra)
 
     # ---- what a learner counts -------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.flop_counter import FlopCounterMode
 
-from lessons_lib import run
+from lessons_lib import Cluster, Device, Link, replay, run
 from lessons_lib.recording import COLLECTIVE, COMPUTE, RECV, SEND, WAIT
 
 SIZES = random.Random(7).sample(range(1, 400), 3)
@@ -242,6 +242,26 @@ def test_sub_groups_and_meshes():
     assert recording.results == [(2.0, 1.0, 3.0), (4.0, 1.0, 5.0), (2.0, 5.0, 5.0), (4.0, 5.0, 3.0)]
     assert collectives(recording) == {("all_reduce", 2, 24): 4, ("broadcast", 2, 8): 1, ("all_reduce", 2, 8): 2}
     assert {(0, 2), (1, 3), (0, 1), (2, 3), (0, 3), (1, 2)} <= set(recording.groups)
+
+
+def test_groups_of_the_same_ranks_are_told_apart():
+    """Each has its own order of operations: interleaving them differently on different ranks is allowed."""
+
+    def program():
+        one, two = dist.new_group([0, 1]), dist.new_group([0, 1])
+        a, b = torch.full((3,), 1.0), torch.full((5,), 10.0)
+        first, second = ((a, one), (b, two)) if dist.get_rank() == 0 else ((b, two), (a, one))
+        handles = [dist.all_reduce(t, group=g, async_op=True) for t, g in (first, second)]
+        for handle in handles:
+            handle.wait()
+        return a[0].item(), b[0].item()
+
+    recording = run(program, ranks=2)
+    assert recording.results == [(2.0, 20.0)] * 2 and recording.groups.count((0, 1)) >= 2
+    assert collectives(recording) == {("all_reduce", 2, 12): 1, ("all_reduce", 2, 20): 1}
+    link = Link(1e6, 1e-3)
+    step = replay(recording, Cluster(Device(1e30, 1, 1e30), 1, 2, link)).step_time
+    assert step == pytest.approx(2 * (2 * 1e-3) + (12 + 20) / 1e6, rel=1e-9)
 
 
 # ---- blocking, overlap, labels --------------------------------------------------------------------------------------------
