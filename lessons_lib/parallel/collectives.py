@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from .messages import SUM, combine, distances, exchange, flat, pieces, position
+from .messages import SUM, combine, distances, exchange, flat, one_each, pieces, position
 from .rooted import (
     binomial_broadcast,
     binomial_gather,
@@ -246,9 +246,7 @@ def all_to_all(outputs, inputs, group=None):
     Source: Thakur, Rabenseifner, Gropp, 2005 (pairwise exchange).
     """
     rank, n = position(group)
-    for name, tensors in (("outputs", outputs), ("inputs", inputs)):
-        if not isinstance(tensors, (list, tuple)) or len(tensors) != n:
-            raise ValueError(f"{name} must be a list of {n} tensors, one for each rank of the group, not {tensors!r}.")
+    one_each(n, outputs=outputs, inputs=inputs)
     flat(outputs[rank]).copy_(flat(inputs[rank]))
     for step in range(1, n):
         to, source = (rank + step) % n, (rank - step) % n

@@ -50,12 +50,19 @@ def pieces(x: torch.Tensor, n: int) -> tuple[torch.Tensor, ...]:
     return flat(x).tensor_split(n)
 
 
-def exchange(outgoing, to: int, incoming, source: int, group=None) -> None:
+def exchange(outgoing, to, incoming, source, group=None):
     """Send `outgoing` to rank `to` while receiving `incoming` from rank `source`: both are posted before either is waited for."""
     send = dist.P2POp(dist.isend, outgoing, group=group, group_peer=to)
     receive = dist.P2POp(dist.irecv, incoming, group=group, group_peer=source)
     for request in dist.batch_isend_irecv([send, receive]):
         request.wait()
+
+
+def one_each(n: int, **lists) -> None:
+    """ValueError unless each of `lists` is a list of n tensors, one for each rank of the group."""
+    for name, tensors in lists.items():
+        if not isinstance(tensors, (list, tuple)) or len(tensors) != n:
+            raise ValueError(f"{name} must be a list of {n} tensors, one for each rank of the group, not {tensors!r}.")
 
 
 def combine(x: torch.Tensor, incoming: torch.Tensor, op=SUM) -> None:
