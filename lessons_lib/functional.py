@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import types
 
-import torch.distributed as dist
+import torch
 from torch.distributed import device_mesh
 from torch.distributed import distributed_c10d as c10d
 from torch.distributed.device_mesh import DeviceMesh
@@ -64,7 +64,20 @@ def keep_meshes_real() -> None:
             setattr(DeviceMesh, name, staticmethod(_with_data(method.__func__)))
         elif isinstance(method, property):
             setattr(DeviceMesh, name, property(_with_data(method.fget)))
-    device_mesh.init_device_mesh = dist.init_device_mesh = _with_data(device_mesh.init_device_mesh)
+    device_mesh.torch = _Torch()
+
+
+class _Torch:
+    """What device_mesh knows as torch: the tensors that it makes have data, whatever mode is on."""
+
+    def __getattr__(self, name):
+        value = getattr(torch, name)
+        return _with_data(value) if name in ("tensor", "arange") else value
+
+
+def allow_conversions() -> None:
+    """Let module.to(dtype) exchange parameters that FakeTensorMode holds weakly: its notes on them hold no data."""
+    torch.utils.weakref = types.SimpleNamespace(getweakrefs=lambda tensor: [])
 
 
 def _with_data(function):

@@ -81,12 +81,13 @@ class Recorder:
         if self.shapes_only:
             from torch._subclasses.fake_tensor import FakeTensorMode
 
-            from .functional import FunctionalCollectives, keep_meshes_real
+            from .functional import FunctionalCollectives, allow_conversions, keep_meshes_real
 
             self._modes.append(FakeTensorMode(allow_non_fake_inputs=True))
             self.counter.explain = self._explain
             self.counter.functional = FunctionalCollectives(self)
             keep_meshes_real()
+            allow_conversions()
         self._modes.append(self.counter)
         for mode in self._modes:
             mode.__enter__()

@@ -95,8 +95,9 @@ class Supervisor:
         """Only to a reader who waits: with LESSONS_HOLD_SECONDS set, outputs are being stored or compared."""
         self.told = True
         if "LESSONS_HOLD_SECONDS" not in os.environ:
-            sys.stderr.write(f"Starting {self.world_size} ranks: torch is being loaded, 5-10 s the first time ...\n")
-            sys.stderr.flush()
+            stream = sys.stdout if "ipykernel" in sys.modules else sys.stderr  # a Lab shows stderr as if it were an error
+            stream.write(f"Starting {self.world_size} ranks: torch is being loaded, 5-10 s the first time ...\n")
+            stream.flush()
 
     def close(self) -> None:
         """No rank outlives this; what they printed is shown."""

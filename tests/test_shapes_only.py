@@ -113,6 +113,32 @@ def test_a_pipeline_over_16_ranks():
     assert step > (m + p - 1) * one * 0.99
 
 
+def test_modules_can_be_converted():
+    def program(width):
+        model = torch.nn.Sequential(torch.nn.Linear(width, width), torch.nn.Embedding(5, width)).to(torch.bfloat16)
+        model[0].weight.requires_grad_(True)
+        out = model[0](torch.empty(3, width, dtype=torch.bfloat16))
+        out.sum().backward()
+        grad = model[0].weight.grad
+        dist.all_reduce(grad)
+        return str(out.dtype), str(grad.dtype), model.half()[1].weight.dtype == torch.float16
+
+    recording = run(program, 4096, ranks=2, shapes_only=True)
+    assert recording.results == [("torch.bfloat16", "torch.bfloat16", True)] * 2
+    assert recording.collectives == [("all_reduce", 2, 2 * 4096 * 4096, 1)]
+
+
+def test_a_mesh_made_by_a_function_that_was_imported_before():
+    from torch.distributed.device_mesh import init_device_mesh
+
+    def program():
+        grid = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
+        return grid["data"].get_local_rank(), grid.get_coordinate(), grid.mesh.tolist()
+
+    results = run(program, ranks=4, shapes_only=True).results
+    assert results == [(r // 2, (r // 2, r % 2), [[0, 1], [2, 3]]) for r in range(4)]
+
+
 # ---- values cannot be read -----------------------------------------------------------------------------------------------
 
 
