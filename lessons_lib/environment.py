@@ -20,6 +20,7 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from html import escape
+from importlib import metadata
 from pathlib import Path
 
 from . import lab
@@ -105,6 +106,7 @@ def check_environment() -> Environment:
         "Python": check_python,
         "PyTorch": check_torch,
         "Other packages": check_packages,
+        "The course": check_course,
         "Kernel and Lab": check_kernel,
         "Widgets": check_widgets,
         "Processor cores": check_cores,
@@ -159,6 +161,22 @@ def check_packages() -> Check:
         found = f"not installed in this kernel's environment: {', '.join(missing)}"
         return Check("Other packages", PROBLEM, found, f"{INSTALL}, then restart the kernel")
     return Check("Other packages", OK, ", ".join(PACKAGES))
+
+
+def check_course() -> Check:
+    """Whether every lesson finds `lessons_lib`, or only this one, by a path of its own that is relative to its folder."""
+    places = [Path(entry) for entry in sys.path if entry and Path(entry).is_absolute()]
+    if _installed("parallelism-by-hand") or any((place / "lessons_lib" / "__init__.py").is_file() for place in places):
+        return Check("The course", OK, "installed in this kernel's environment")
+    advice = f"{INSTALL}; or begin every lesson as this one, with sys.path.append"
+    return Check("The course", WARNING, "found beside this notebook, but not installed in the kernel's environment", advice)
+
+
+def _installed(project: str) -> bool:
+    try:
+        return bool(metadata.version(project))
+    except metadata.PackageNotFoundError:
+        return False
 
 
 def check_kernel() -> Check:

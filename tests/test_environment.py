@@ -50,8 +50,8 @@ def test_here_the_environment_is_ready():
     found = check_environment()
     assert found.ready, repr(found)
     assert [check.name for check in found.checks] == [
-        "Python", "PyTorch", "Other packages", "Kernel and Lab", "Widgets", "Processor cores", "Free memory", "Loopback",
-        "Temporary folder",
+        "Python", "PyTorch", "Other packages", "The course", "Kernel and Lab", "Widgets", "Processor cores", "Free memory",
+        "Loopback", "Temporary folder",
     ]  # fmt: skip
 
 
@@ -106,6 +106,7 @@ def test_it_runs_on_a_bare_python_and_names_all_that_is_missing():
     assert "✗ problem  PyTorch           not installed" in ran.stdout and "✗ problem  Widgets" in ran.stdout
     missing = "numpy, matplotlib, cloudpickle, psutil"
     assert f"✗ problem  Other packages    not installed in this kernel's environment: {missing}\n" in ran.stdout
+    assert "✓ OK       The course        installed" in ran.stdout  # found by an absolute path, as every lesson would
     assert "! warning  Free memory       could not be told" in ran.stdout
 
 
@@ -155,6 +156,28 @@ def test_torch(replace_import, module, state, says):
     check = environment.check_torch()
     assert check.state == state and says in check.found
     assert bool(check.advice) == (state != OK)
+
+
+def test_other_packages(monkeypatch):
+    names = ("numpy", "matplotlib", "cloudpickle", "psutil")
+    assert environment.check_packages() == Check("Other packages", OK, ", ".join(names))
+    required = (ROOT / "requirements.txt").read_text()
+    assert all(f"\n{name}>=" in required for name in names)
+    monkeypatch.setattr(environment, "PACKAGES", ("numpy", "no_such_package"))
+    check = environment.check_packages()
+    assert check.state == PROBLEM and check.found.endswith(": no_such_package") and "requirements.txt" in check.advice
+
+
+def test_a_course_that_only_this_notebook_finds(monkeypatch, tmp_path):
+    monkeypatch.setattr(environment, "_installed", lambda _: False)
+    monkeypatch.setattr(sys, "path", ["", "..", str(tmp_path)])
+    check = environment.check_course()
+    assert check.state == WARNING and "not installed" in check.found and "requirements.txt" in check.advice
+    monkeypatch.setattr(sys, "path", ["..", str(ROOT)])
+    assert environment.check_course().state == OK
+    monkeypatch.setattr(sys, "path", [".."])
+    monkeypatch.setattr(environment, "_installed", lambda project: project == "parallelism-by-hand")
+    assert environment.check_course().state == OK
 
 
 @pytest.mark.parametrize(
