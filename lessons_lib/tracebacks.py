@@ -12,6 +12,7 @@ from types import FrameType, TracebackType
 from . import sources
 
 _HOME = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_MESSAGE = 10_000  # characters kept of the message of an exception
 _FRAMES = 12  # frames shown of one stack; a recursion has thousands
 _MACHINERY = ("torch/_compile.py", "torch/_dynamo/eval_frame.py", "torch/_ops.py", "torch/utils/_python_dispatch.py")
 _LOST = re.compile(  # what gloo and the rendezvous say when another rank is the cause
@@ -78,6 +79,8 @@ def summary(error: BaseException) -> str:
         text = str(error)
     except Exception:
         text = "(its message cannot be shown)"
+    if len(text) > _MESSAGE:
+        text = f"{text[:_MESSAGE]} ... ({len(text) - _MESSAGE:,} more characters)"
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 

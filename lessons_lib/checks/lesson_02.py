@@ -46,7 +46,7 @@ EXERCISES = (
         (
             "You have written both halves already.",
             "After the first half rank r holds the finished piece r. Which arguments does the second half need?",
-            "return left_all_gather(left_reduce_scatter(x), len(x)).",
+            "What the first half returns is the second half's `mine`; its other argument is the length of the whole x.",
         ),
     ),
     Exercise(

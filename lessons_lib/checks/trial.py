@@ -10,6 +10,7 @@ import inspect
 import io
 import math
 import os
+import re
 import reprlib
 import secrets
 import warnings
@@ -140,6 +141,7 @@ class Trial:
 
 def _told(message: str) -> list[str]:
     """An error of a run, bounded, and with advice that fits a check."""
+    message = message.replace("`.value` of the result", "the result")  # `value` is ours, not the learner's
     lines = [line if len(line) < 2000 else f"{line[:2000]} ..." for line in message.splitlines()]
     if lines[0].startswith("the program did not finish"):
         lines[0] = f"Your code {lines[0].removeprefix('the program ')}"
@@ -157,6 +159,10 @@ def _check_callable(exercise: Exercise, answer: Any) -> None:
             f"check() needs your function itself, and got {shown(answer)}. Give it without calling it: check({name}), "
             f"not check({name}(...))."
         )
+    if inspect.isgeneratorfunction(answer):
+        raise Wrong(f"{name} is a generator function, because of its `yield`: calling it does not run it. Use return.")
+    if inspect.iscoroutinefunction(answer):
+        raise Wrong(f"{name} is an async function: calling it does not run it. Write def, not async def.")
     try:
         inspect.signature(answer).bind(*exercise.parameters)
     except TypeError:
@@ -171,7 +177,7 @@ def shown(value: Any) -> str:
     short = reprlib.Repr()
     short.maxother = short.maxstring = short.maxlong = 60
     try:
-        text = " ".join(short.repr(value).split())
+        text = re.sub(r" at 0x[0-9a-fA-F]+", "", " ".join(short.repr(value).split()))
     except Exception:
         text = "(something that cannot be shown)"
     return f"{text if len(text) <= 120 else text[:120] + ' ...'} (of type {type(value).__name__})"
