@@ -169,8 +169,10 @@ def double(x, rank, n, group=None):
     """All-gather among ranks 0 to n-1, n a power of two: swap all that is there with a rank twice as far away."""
     for distance in distances(n):
         partner = rank ^ distance
-        mine, theirs = (who // distance * distance for who in (rank, partner))  # the first chunk that each has
-        outgoing, incoming = (span(x, n, first, first + distance) for first in (mine, theirs))
+        mine = rank // distance * distance  # the first chunk of those that are here
+        theirs = mine ^ distance
+        outgoing = span(x, n, mine, mine + distance)
+        incoming = span(x, n, theirs, theirs + distance)
         exchange(outgoing, partner, incoming, partner, group)
 
 

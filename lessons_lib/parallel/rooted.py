@@ -42,8 +42,6 @@ def chain_broadcast(x, root=0, parts=8, group=None):
     Each rank but the last sends `parts` messages of S/parts bytes; n-2+parts steps.
     """
     rank, n = position(group, root)
-    if isinstance(parts, bool) or not isinstance(parts, int) or parts < 1:
-        raise ValueError(f"parts is {parts!r}, but must be a whole number of 1 or more: into how many messages x is cut.")
     me, sent = (rank - root) % n, []
     for part in pieces(x, parts):
         if me > 0:
@@ -70,7 +68,8 @@ def naive_reduce(x, root=0, op=SUM, group=None):
 def binomial_reduce(x, root=0, op=SUM, group=None):
     """The same in ceil(log2 n) rounds, a broadcast backwards: each rank but the root sends one message of S bytes."""
     rank, n = position(group, root)
-    me, total, incoming = (rank - root) % n, flat(x).clone(), torch.empty_like(flat(x))
+    me, total = (rank - root) % n, flat(x).clone()
+    incoming = torch.empty_like(total)
     for distance in distances(n):
         if me % (2 * distance) == distance:
             dist.send(total, group_dst=(rank - distance) % n, group=group)
