@@ -88,9 +88,7 @@ def kernels(count: int) -> None:
         print(
             f"  all check at once: {passed} of {count} pass; median {statistics.median(waited):.0f} s, slowest {waited[-1]:.0f} s"
         )
-        print(
-            f"  processor time {spent / count:.1f} s a check; memory at most {peak / 1e9:.1f} GB, {peak / 1e6 / count:.0f} MB a learner"
-        )
+        print(f"  processor time {spent / count:.1f} s a check; memory at most {peak / 1e9:.1f} GB")
         print(f"  all done after {time.perf_counter() - begun:.0f} s; a check alone: {run(clients[0], ask)[0]:.1f} s")
         for _, text in results:
             if "Passed" not in text:

@@ -128,10 +128,14 @@ def test_traffic_is_counted_and_told():
 
 
 @pytest.mark.parametrize(
-    ("text", "seconds"), [("3", 3.0), ("0.5", 0.5), ("", 10.0), ("x", 10.0), ("-1", 10.0), ("nan", 10.0), ("inf", 10.0)]
-)
-def test_the_time_limit_can_be_set(monkeypatch, text, seconds):
+    ("text", "load", "seconds"),
+    [("3", 90.0, 3.0), ("0.5", 0.0, 0.5), *[(text, 0.1, 10.0) for text in ("", "x", "0", "-1", "nan", "inf")],
+     ("", 8.0, 20.0), ("", 4000.0, 60.0)],
+)  # fmt: skip
+def test_the_time_limit_can_be_set_and_grows_on_a_busy_machine(monkeypatch, text, load, seconds):
     monkeypatch.setenv("LESSONS_CHECK_SECONDS", text)
+    monkeypatch.setattr("os.getloadavg", lambda: (load, 0.0, 0.0), raising=False)
+    monkeypatch.setattr("os.cpu_count", lambda: 4)
     assert time_limit() == seconds
 
 
