@@ -16,6 +16,16 @@ def not_contiguous(rank: int, name: str, tensor, where: str) -> str:
     )
 
 
+def shared_memory(rank: int, name: str, where: str, kind: str) -> str:
+    if kind == "outputs":
+        what = "a list of outputs in which two tensors share their memory: one piece would overwrite another"
+        fix = "[torch.zeros(k)] * n is n times the same tensor; write [torch.zeros(k) for _ in range(n)]."
+    else:
+        what = "an output that shares its memory with the input, which would be overwritten while it is read"
+        fix = "Give it an output of its own: torch.empty_like(x)."
+    return f"Rank {rank} handed dist.{name} {what} ({where}). Nothing was moved. {fix}"
+
+
 def dropped(rank: int, name: str, where: str) -> str:
     return (
         f"Rank {rank} threw away the handle of the {name} that it started at {where}, without waiting for it. Without its handle "
@@ -51,3 +61,17 @@ def no_data(rank: int, where: str, operator: str) -> str:
 
 def no_such_rank(rank: int, size: int) -> str:
     return f"There is no rank {rank} in this group of {size}: its ranks are 0 to {size - 1}."
+
+
+def to_itself(rank: int) -> str:
+    return (
+        f"Rank {rank} sends to, or receives from, itself. A message goes from one rank to another: inside a rank, copy the tensor "
+        "(y.copy_(x)), and leave the own rank out of loops over all ranks (`if other != dist.get_rank()`)."
+    )
+
+
+def cannot_look_into(rank: int, name: str, layout: str, where: str) -> str:
+    return (
+        f"Rank {rank} handed dist.{name} a tensor of layout {layout} at {where}. Only dense tensors (torch.strided) can be "
+        "followed and recorded. Communicate x.to_dense(), or its indices and values one after the other."
+    )

@@ -7,6 +7,10 @@ notices: the receiver silently gets the new values, or the program reads the old
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
+
+import torch
+from torch import _tensor_str
 
 from .operators import tensors_in
 
@@ -62,3 +66,18 @@ class Flight:
                     handle = ref()
                     if handle is not None and first < high and last > low and (written or what == "written"):
                         yield handle, what
+
+
+def watch_reads(look: Callable) -> None:
+    """Call look(tensor, "print" | "tolist") before a tensor is printed or listed: no operator shows that to a dispatch mode."""
+    shown, listed = _tensor_str._str, torch.Tensor.tolist
+
+    def _str(self, *args, **kwargs):
+        look(self, "print")
+        return shown(self, *args, **kwargs)
+
+    def tolist(self):
+        look(self, "tolist")
+        return listed(self)
+
+    _tensor_str._str, torch.Tensor.tolist = _str, tolist

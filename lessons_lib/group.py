@@ -6,13 +6,12 @@ each is here, under today's names and the older ones.
 
 from __future__ import annotations
 
-import math
-
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from . import complaints
+from . import complaints, pieces
+from .errors import BufferMisuse
 from .handles import Handle, Several
 
 WORLD = "world"  # the label of the group of all ranks that is there from the start
@@ -61,6 +60,9 @@ class RecordedGroup(dist.ProcessGroup):
     def getBackendName(self) -> str:
         return "gloo"
 
+    def __repr__(self) -> str:
+        return f"of ranks {list(self.ranks)}"  # in messages, "... is not part of group <...>"; an address differs every time
+
     def _post(self, op: str, reads, writes, method: str, args, kwargs, **facts) -> Handle:
         reads, writes = flat(reads), flat(writes)
         facts.setdefault("numel", numel(reads))
@@ -81,14 +83,24 @@ class RecordedGroup(dist.ProcessGroup):
             raise ValueError(complaints.no_such_rank(rank, len(self.ranks)))
         return self.ranks[rank]
 
+    def _other(self, rank: int) -> int:
+        if self._global(rank) == self.recorder.rank:
+            raise ValueError(complaints.to_itself(self.recorder.rank))
+        return self.ranks[rank]
+
+    def _check_apart(self, op: str, outputs, inputs=()) -> None:
+        if kind := pieces.shared(outputs, inputs):
+            where, _, name = self.recorder._where()
+            raise BufferMisuse(complaints.shared_memory(self.recorder.rank, name or op, where, kind))
+
     # ---- messages -----------------------------------------------------------------------------------------------------
 
     def send(self, tensors, dstRank, tag=0):
-        return self._post("send", tensors, [], "send", (tensors, dstRank, tag), {}, peer=self._global(dstRank), tag=tag)
+        return self._post("send", tensors, [], "send", (tensors, dstRank, tag), {}, peer=self._other(dstRank), tag=tag)
 
     def recv(self, tensors, srcRank, tag=0):
         return self._post(
-            "recv", [], tensors, "recv", (tensors, srcRank, tag), {}, peer=self._global(srcRank), tag=tag,
+            "recv", [], tensors, "recv", (tensors, srcRank, tag), {}, peer=self._other(srcRank), tag=tag,
             numel=numel(tensors), nbytes=nbytes(tensors),
         )  # fmt: skip
 
@@ -132,9 +144,13 @@ class RecordedGroup(dist.ProcessGroup):
 
     def allgather(self, output_tensors, input_tensors, *args, **kwargs):
         call = ((output_tensors, input_tensors, *args), kwargs)
+        for outputs, own in zip(output_tensors, input_tensors):
+            pieces.check_list("all_gather", "output", outputs, own, len(self.ranks))
+            self._check_apart("all_gather", outputs)
         return self._post("all_gather", input_tensors, output_tensors, "allgather", *call, nbytes=nbytes(flat(output_tensors)))
 
     def all_gather_single(self, output, input, *args, **kwargs):
+        pieces.check_gathered("all_gather_into_tensor", output, input, len(self.ranks))
         call = ((output, input, *args), kwargs)
         return self._post("all_gather", input, output, "_allgather_base", *call, nbytes=nbytes([output]))
 
@@ -151,10 +167,13 @@ class RecordedGroup(dist.ProcessGroup):
 
     def reduce_scatter(self, output_tensors, input_tensors, *args, **kwargs):
         call, how = ((output_tensors, input_tensors, *args), kwargs), reduction(args, kwargs)
+        for own, inputs in zip(output_tensors, input_tensors):
+            pieces.check_reduced("reduce_scatter", own, inputs, self.rank(), len(self.ranks))
         return self._post("reduce_scatter", input_tensors, output_tensors, "reduce_scatter", *call, reduce=how)
 
     def reduce_scatter_single(self, output, input, *args, **kwargs):
         call, how = ((output, input, *args), kwargs), reduction(args, kwargs)
+        pieces.check_scattered("reduce_scatter_tensor", output, input, len(self.ranks))
         return self._post("reduce_scatter", input, output, "_reduce_scatter_base", *call, reduce=how)
 
     _reduce_scatter_base = reduce_scatter_single
@@ -166,12 +185,17 @@ class RecordedGroup(dist.ProcessGroup):
 
     def gather(self, output_tensors, input_tensors, *args, **kwargs):
         call, root = ((output_tensors, input_tensors, *args), kwargs), self._root(args, kwargs)
+        if root == self.recorder.rank:
+            pieces.check_list("gather", "output", flat(output_tensors), flat(input_tensors)[0], len(self.ranks))
+            self._check_apart("gather", flat(output_tensors))
         total = nbytes(flat(input_tensors)) * len(self.ranks)
         return self._post("gather", input_tensors, output_tensors, "gather", *call, peer=root, nbytes=total)
 
     def scatter(self, output_tensors, input_tensors, *args, **kwargs):
         call, root = ((output_tensors, input_tensors, *args), kwargs), self._root(args, kwargs)
         piece = flat(output_tensors)
+        if root == self.recorder.rank:
+            pieces.check_list("scatter", "input", flat(input_tensors), piece[0], len(self.ranks))
         size = {"numel": numel(piece), "nbytes": nbytes(piece) * len(self.ranks)}
         return self._post("scatter", input_tensors, output_tensors, "scatter", *call, peer=root, **size)
 
@@ -179,12 +203,17 @@ class RecordedGroup(dist.ProcessGroup):
 
     def all_to_all_single(self, output, input, output_split_sizes=(), input_split_sizes=(), *args, **kwargs):
         call = ((output, input, list(output_split_sizes), list(input_split_sizes), *args), kwargs)
-        splits = (_pieces(input, input_split_sizes, len(self.ranks)), _pieces(output, output_split_sizes, len(self.ranks)))
+        n = len(self.ranks)
+        self._check_apart("all_to_all_single", [output], [input])
+        sent = pieces.pieces("all_to_all_single", "input", input, input_split_sizes, n)
+        splits = (sent, pieces.pieces("all_to_all_single", "output", output, output_split_sizes, n))
         return self._post("all_to_all", input, output, "alltoall_base", *call, splits=splits)
 
     alltoall_base = all_to_all_single
 
     def alltoall(self, output_tensors, input_tensors, *args, **kwargs):
+        pieces.check_exchanged("all_to_all", output_tensors, input_tensors, len(self.ranks))
+        self._check_apart("all_to_all", output_tensors, input_tensors)
         splits = (tuple(t.numel() for t in input_tensors), tuple(t.numel() for t in output_tensors))
         call = ((output_tensors, input_tensors, *args), kwargs)
         return self._post("all_to_all", input_tensors, output_tensors, "alltoall", *call, splits=splits)
@@ -214,14 +243,6 @@ class RecordedGroup(dist.ProcessGroup):
     def abort(self):
         if hasattr(self.inner, "abort"):
             self.inner.abort()
-
-
-def _pieces(tensor, sizes, n: int) -> tuple[int, ...]:
-    """Elements of each rank's piece along the first dimension."""
-    row = math.prod(tensor.shape[1:])
-    if sizes:
-        return tuple(int(s) * row for s in sizes)
-    return (tensor.numel() // n,) * n
 
 
 def install(recorder) -> None:
@@ -255,11 +276,14 @@ def install(recorder) -> None:
         return group, prefix
 
     def noted_new_group(ranks=None, *args, use_local_synchronization=False, **kwargs):
-        if not use_local_synchronization:
-            members = sorted(ranks) if ranks is not None else range(recorder.world_size)
-            recorder.notes.write("group", list(map(int, members)), recorder._where()[0])
+        members = sorted(map(int, ranks)) if ranks is not None else list(range(recorder.world_size))
+        if not members:
+            raise ValueError("new_group([]): name at least one rank, for example dist.new_group([0, 1]).")
+        noted = not use_local_synchronization and set(members) <= set(range(recorder.world_size))
+        if noted:  # else PyTorch says what is wrong
+            recorder.notes.write("group", members, recorder._where()[0])
         group = new_group(ranks, *args, use_local_synchronization=use_local_synchronization, **kwargs)
-        if not use_local_synchronization:
+        if noted:
             recorder.notes.write("made")
         return group
 

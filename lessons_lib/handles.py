@@ -5,20 +5,28 @@ from __future__ import annotations
 import ctypes
 import zlib
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
 from .complaints import in_flight
 from .errors import BufferMisuse
 
-CHECKSUM_LIMIT = 65536  # bytes: above it a buffer changed behind PyTorch's back (through numpy, say) goes unnoticed
+CHECKSUM_LIMIT = 65536  # bytes looked at, at most; of a larger tensor evenly spread samples
+SAMPLE = 64  # bytes of one sample
 
 
 def checksum(tensor) -> int | None:
+    """Changes made behind PyTorch's back (through numpy, say) show in it; in a large tensor those that change much of it."""
     nbytes = tensor.numel() * tensor.element_size()
-    if not 0 < nbytes <= CHECKSUM_LIMIT:
+    if not nbytes:
         return None
-    return zlib.crc32((ctypes.c_char * nbytes).from_address(tensor.data_ptr()))
+    whole = (ctypes.c_char * nbytes).from_address(tensor.data_ptr())
+    if nbytes <= CHECKSUM_LIMIT:
+        return zlib.crc32(whole)
+    count = CHECKSUM_LIMIT // SAMPLE
+    samples = np.ndarray((count, SAMPLE), np.uint8, whole, strides=((nbytes - SAMPLE) // (count - 1), 1))
+    return zlib.crc32(samples.tobytes())
 
 
 class Handle(dist.Work):
@@ -41,10 +49,15 @@ class Handle(dist.Work):
 
     def wait(self, timeout=None) -> bool:
         if not self.waited:
-            self.recorder.begin_wait(self)
+            self.recorder.begin_wait(self, for_ever=not timeout)
             if self.inner is not None:
-                with torch._C._DisableTorchDispatch():  # what gloo copies is not the program's computing
-                    self.inner.wait(timeout) if timeout is not None else self.inner.wait()
+                try:
+                    with torch._C._DisableTorchDispatch():  # what gloo copies is not the program's computing
+                        self.inner.wait(timeout) if timeout is not None else self.inner.wait()
+                except Exception:
+                    self.strict = False
+                    self.recorder.give_up(self)
+                    raise
             if self.ticket is not None:
                 self.recorder.wire.sleep_until_done(self.ticket)
             self.finish()

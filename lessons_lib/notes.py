@@ -6,6 +6,7 @@ list on a line of its own; its first item says what it is:
 * ["post", index, operation]   an operation is about to be issued (see `Operation`), as number `index` of this rank
 * ["wait", index]              the rank is about to wait for operation `index`
 * ["done", index, source]      that wait ended; `source` is the sender's rank where the receive did not name one
+* ["left", index]              that wait raised an error instead
 * ["drop", index, name, line]  the handle of operation `index`, an `name` started at `line`, was thrown away unwaited
 * ["group", ranks, line]       the rank called new_group; ["made"] when that returned
 """

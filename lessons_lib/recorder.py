@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from . import complaints
 from .errors import BufferMisuse, RunError
-from .flight import Flight, written_by
+from .flight import Flight, watch_reads, written_by
 from .handles import Handle
 from .notes import NoteWriter, Operation
 from .operators import OperatorCounter, tensors_in
@@ -72,7 +72,7 @@ class Recorder:
 
         group.install(self)
         # older names work and are recorded; which name is today's is not this program's problem
-        warnings.filterwarnings("ignore", r".torch\.distributed\..* is deprecated", FutureWarning)
+        warnings.filterwarnings("ignore", r".?torch\.distributed\..* is deprecated", FutureWarning)
         store = dist.HashStore() if self.shapes_only else dist.FileStore(str(self.folder / "store"), self.world_size)
         dist.init_process_group("gloo", store=store, rank=self.rank, world_size=self.world_size, timeout=FOREVER)
         if not self.shapes_only:
@@ -89,6 +89,7 @@ class Recorder:
             keep_meshes_real()
             allow_conversions()
         self._modes.append(self.counter)
+        watch_reads(lambda tensor, how: self._look([tensor], [], None, how))
         for mode in self._modes:
             mode.__enter__()
         self._since = self.now()
@@ -113,10 +114,14 @@ class Recorder:
 
     def better(self, error: BaseException) -> BaseException:
         """What to tell instead of an error whose words do not help here."""
-        if "initialize the default process group twice" in str(error):
+        try:
+            text = str(error)
+        except Exception:  # an exception class of the program, and its __str__ fails
+            return error
+        if "initialize the default process group twice" in text:
             return ValueError(complaints.INITIALISED_TWICE)
-        if self.shapes_only and any(text in str(error) for text in NO_DATA):
-            return RunError(complaints.no_data(self.rank, self._line_of(error), str(error).partition("\n")[0]))
+        if self.shapes_only and any(known in text for known in NO_DATA):
+            return RunError(complaints.no_data(self.rank, self._line_of(error), text.partition("\n")[0]))
         return error
 
     def _line_of(self, error: BaseException) -> str:
@@ -202,7 +207,9 @@ class Recorder:
         if self._dropped:
             raise BufferMisuse(self._dropped)
         for tensor in (*reads, *writes):
-            if tensor.layout == torch.strided and not tensor.is_contiguous():
+            if tensor.layout != torch.strided:
+                raise ValueError(complaints.cannot_look_into(self.rank, name, str(tensor.layout), where))
+            if not tensor.is_contiguous():
                 raise BufferMisuse(complaints.not_contiguous(self.rank, name, tensor, where))
         self._look(reads, writes, where, name)
         start = self._flush()
@@ -242,9 +249,10 @@ class Recorder:
             event[COLUMNS.index(name)] = value
         self.log.events[index] = tuple(event)
 
-    def begin_wait(self, handle: Handle) -> None:
+    def begin_wait(self, handle: Handle, for_ever: bool = True) -> None:
+        """`for_ever`: the wait has no time limit of its own, so that it is stuck if nobody comes."""
         handle.began = self._flush()
-        if not self._over:
+        if for_ever and not self._over:
             self.notes.write("wait", handle.index)
 
     def end_wait(self, handle: Handle) -> None:
@@ -265,6 +273,14 @@ class Recorder:
         else:
             self.log.wait(index, label=self._label(), line=self._where()[0], start=handle.began, end=now)
         self.notes.write("done", index, source)
+
+    def give_up(self, handle: Handle) -> None:
+        """The wait raised (gloo cannot do this, or its time is over): the program has been told, and goes on or not."""
+        self._unwaited.pop(handle.index, None)
+        self._library.pop(handle.index, None)
+        self.flight.remove(handle)
+        if not self._over:
+            self.notes.write("left", handle.index)
 
     def hand_over(self, handle: Handle) -> None:
         """The program asked for the handle's future: whoever holds that waits unseen."""

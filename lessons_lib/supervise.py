@@ -10,7 +10,7 @@ import sys
 import time
 import traceback
 import warnings
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from . import failures, launch, sending, sources, tracebacks
@@ -60,6 +60,7 @@ class Supervisor:
         self.ranks = [Rank(n, Assembler(token)) for n in range(world_size)]
         self.processes = launch.group(folder, token)
         self.failures: dict[int, Failure] = {}
+        self.failed_after: dict[int, int] = {}  # rank -> how many notes it had written when it failed
         self.proof: RunError | None = None
         self.origin: float | None = None  # perf_counter when the programs were let go
         self.failed_at: float | None = None
@@ -219,8 +220,8 @@ class Supervisor:
             rank.stack = (content["place"], content["text"])
         elif kind == "failed":
             rank.phase = "failed"
-            clock = self.watch.clock(rank.number, content.pop("position"))
-            self._fail(Failure(rank.number, clock=clock, **content))
+            self.failed_after[rank.number] = content.pop("position")
+            self._fail(Failure(rank.number, **content))
         else:
             rank.phase = kind
 
@@ -256,10 +257,13 @@ class Supervisor:
     # ---- the end, when it is not a good one ---------------------------------------------------------------------------
 
     def _nobody_else_can_fail(self) -> bool:
-        return all(r.over or r.process is None or self.watch.doing(r.number).startswith("waiting") for r in self.ranks)
+        """Whoever waits for a rank that has not come stays there; who waits while all have come goes on, and may fail."""
+        return all(r.over or r.process is None or self.watch.held(r.number) for r in self.ranks)
 
     def _conclusion(self) -> RunError:
-        self._look()
+        self._look()  # by now the notes of what came before are there, so that the logical times are final
+        for rank, position in self.failed_after.items():
+            self.failures[rank] = replace(self.failures[rank], clock=self.watch.clock(rank, position))
         return failures.explain(self.failures.values(), self.proof, self.world_size)
 
     def _too_late(self) -> RunError:

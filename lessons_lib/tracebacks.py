@@ -13,8 +13,17 @@ from . import sources
 
 _HOME = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _MESSAGE = 10_000  # characters kept of the message of an exception
+_CHAIN = 20  # exceptions told, each the origin of the one before
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+(?=>|\b)")
 _FRAMES = 12  # frames shown of one stack; a recursion has thousands
-_MACHINERY = ("torch/_compile.py", "torch/_dynamo/eval_frame.py", "torch/_ops.py", "torch/utils/_python_dispatch.py")
+_MACHINERY = (
+    "torch/_compile.py",
+    "torch/_dynamo/eval_frame.py",
+    "torch/_ops.py",
+    "torch/utils/_python_dispatch.py",
+    "torch/distributed/c10d_logger.py",
+    "typing_extensions.py",
+)
 _LOST = re.compile(  # what gloo and the rendezvous say when another rank is the cause
     r"(connection|socket).{0,40}(closed|reset|refused|broken)|closed by peer|reset by peer|broken pipe|timed? ?out|read error|"
     r"connection aborted|no route to host|errno 10[0-9]|store.{0,60}(unreachable|wait)",
@@ -63,32 +72,47 @@ def of_exception(error: BaseException) -> list[traceback.FrameSummary]:
 
 
 def exception_text(error: BaseException) -> str:
-    """The stack of an exception, then each exception that it came of, with its stack."""
-    seen, parts = {id(error)}, [stack_text(of_exception(error))]
-    while True:
-        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-        if error is None or id(error) in seen:
-            return "\n".join(part for part in parts if part)
+    """The stack of an exception, then each exception that it came of or contains, with its stack."""
+    seen: set[int] = set()
+    parts: list[str] = []
+
+    def tell(error: BaseException, how: str) -> None:
         seen.add(id(error))
-        parts += [f"It came of {summary(error)}", stack_text(of_exception(error))]
+        parts.extend([f"{how} {summary(error)}" if how else "", stack_text(of_exception(error))])
+        for part in getattr(error, "exceptions", ()):  # an ExceptionGroup
+            if isinstance(part, BaseException) and id(part) not in seen:
+                tell(part, "It contains")
+        origin = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+        if origin is not None and id(origin) not in seen and len(seen) < _CHAIN:
+            tell(origin, "It came of")
+
+    tell(error, "")
+    return "\n".join(part for part in parts if part)
 
 
 def summary(error: BaseException) -> str:
-    """ "ValueError: bad shape"; the name alone if there is no message."""
-    try:
-        text = str(error)
-    except Exception:
-        text = "(its message cannot be shown)"
+    """ "ValueError: bad shape", with its notes; the name alone if there is no message."""
+    text = _message(error)
+    notes = getattr(error, "__notes__", ())
+    text = "\n".join([text, *map(str, notes)] if isinstance(notes, (list, tuple)) else [text])
     if len(text) > _MESSAGE:
         text = f"{text[:_MESSAGE]} ... ({len(text) - _MESSAGE:,} more characters)"
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _message(error: BaseException) -> str:
+    """Addresses left out: they differ every time, and no reader needs them."""
+    try:
+        return _ADDRESS.sub("", str(error))
+    except Exception:
+        return "(its message cannot be shown)"
 
 
 def is_secondary(error: BaseException) -> bool:
     """Whether an exception only tells what another rank did: gloo's errors, and a rendezvous that lost its partner."""
     if not isinstance(error, (RuntimeError, ConnectionError)):
         return False
-    text, names = str(error), {cls.__name__ for cls in type(error).__mro__}
+    text, names = _message(error), {cls.__name__ for cls in type(error).__mro__}
     if "gloo" in text:
         return True
     from_torch = bool(names & {"DistError", "DistBackendError", "DistNetworkError", "DistStoreError"})

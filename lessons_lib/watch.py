@@ -56,6 +56,8 @@ class Watch:
         self._making: list[bool] = [False] * world_size
         self._error: RunError | None = None
         self._doubt: tuple | None = None  # a collective about which ranks disagree, and since when that is known
+        self._drops: dict[int, tuple[str, str]] = {}  # rank -> the handle that it threw away: name and line
+        self._drop_seen = 0.0
         self._suspicion: tuple | None = None
         self._quiet = 0  # how many looks in a row found the same ranks stuck
         self._pending: list[list[tuple]] = [[] for _ in range(world_size)]  # notes whose logical time is not known yet
@@ -73,6 +75,9 @@ class Watch:
         self._tick()
         if self._error is None and self._doubt is not None:
             self._error = self._judge(*self._doubt)
+        if self._error is None and self._drops and time.monotonic() - self._drop_seen > GRACE:
+            rank = min(self._drops)  # whichever came first
+            self._error = BufferMisuse(dropped(rank, *self._drops[rank]))
         if self._error is None and not self.shapes_only:
             self._look_for_deadlock(ended, news)
         if self._error is None and len(ended) == self.world_size:
@@ -86,6 +91,10 @@ class Watch:
         if post is None:
             return ""
         return f"{'waiting in' if index is not None else 'last seen in'} {post.operation} ({post.operation.where})"
+
+    def held(self, rank: int) -> bool:
+        """Whether the rank waits for something that another one has not done yet."""
+        return bool(self._needs(rank)[0])
 
     def clock(self, rank: int, position: int) -> int:
         """Logical (Lamport) time of a rank after `position` notes; of the last known note if it is not known yet."""
@@ -120,8 +129,11 @@ class Watch:
             post = self._posts[rank].pop(note[1], None)
             if post is not None and post.operation.op == "recv" and post.operation.peer < 0 and note[2] is not None:
                 self._resolve(post, note[2])
+        elif kind == "left":
+            self._waiting[rank] = None
         elif kind == "drop":
-            self._fail(BufferMisuse(dropped(rank, note[2], note[3])))
+            self._drops.setdefault(rank, (note[2], note[3]))
+            self._drop_seen = self._drop_seen or time.monotonic()
         elif kind == "group":
             self._groups[rank].append((tuple(note[1]), note[2]))
             self._making[rank] = True

@@ -90,6 +90,29 @@ def test_a_deep_recursion_is_shortened():
     assert len(text.splitlines()) < 40 and "more frames" in text
 
 
+class Silent(RuntimeError):
+    def __str__(self):
+        raise ValueError("no")
+
+
+def test_notes_are_told_addresses_are_not_and_a_message_may_fail():
+    error = ValueError(f"in {object()!r}")
+    error.__notes__ = ["while loading shard 3"]
+    assert tracebacks.summary(error) == "ValueError: in <object object>\nwhile loading shard 3"
+    assert tracebacks.summary(Silent()) == "Silent: (its message cannot be shown)"
+    assert tracebacks.is_secondary(Silent()) is False
+
+
+def test_what_an_exception_contains_and_came_of_is_told_once():
+    origin = KeyError("shard")
+    origin.__cause__ = origin  # a circle must end
+    group = ValueError("several")
+    group.exceptions = [ZeroDivisionError("a"), ZeroDivisionError("b"), "not an exception"]
+    group.__cause__ = origin
+    lines = tracebacks.exception_text(group).splitlines()
+    assert lines == ["It contains ZeroDivisionError: a", "It contains ZeroDivisionError: b", "It came of KeyError: 'shard'"]
+
+
 # ---- whose code it is, and what it is called --------------------------------------------------------------------------------
 
 

@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from datetime import timedelta
 
 import pytest
 import torch
@@ -266,6 +267,71 @@ def test_a_buffer_that_is_used_before_it_arrived():
     fails(in_flight(receive_then_write), BufferMisuse, "written by zero_", "t.zero_()", ranks=2)
 
 
+@pytest.mark.parametrize("reads", [print, lambda t: t.tolist(), str, "{0}".format])
+def test_a_buffer_that_is_printed_or_listed_before_it_arrived(reads):
+    """No operator of PyTorch runs there, so that it must be noticed in another way."""
+
+    def receive_then_show(t):
+        handle = dist.irecv(t, 1)
+        reads(t)
+        handle.wait()
+
+    def send_then_show(t):
+        handle = dist.isend(t, 1)
+        reads(t)
+        handle.wait()
+        reads(t)
+
+    fails(in_flight(receive_then_show), BufferMisuse, "irecv", "read by", "reads(t)", ranks=2)
+    run(in_flight(send_then_show), ranks=2, **QUICK)
+
+
+@pytest.mark.parametrize("elements", [16_385, 20_000, 1_000_003])
+def test_a_large_buffer_that_numpy_changes_while_it_is_sent(elements):
+    """Samples of it are looked at: whatever changes all of it is seen."""
+
+    def program(change):
+        t = torch.ones(elements + 3)[3:]
+        if dist.get_rank() == 0:
+            handle = dist.isend(t, 1)
+            if change:
+                t.numpy()[:] += 1
+            handle.wait()
+        else:
+            dist.recv(t, 0)
+        return t.sum().item()
+
+    with pytest.raises(BufferMisuse, match="was changed between"):
+        run(program, True, ranks=2, **QUICK)
+    assert run(program, False, ranks=2, **QUICK).results == [elements] * 2
+
+
+def test_an_error_that_the_program_catches_is_over():
+    """gloo cannot reduce float8: who catches that goes on, and is not told that a handle was dropped."""
+
+    def program():
+        x = torch.ones(3)
+        try:
+            dist.all_reduce(x.to(torch.float8_e4m3fn))
+        except RuntimeError:
+            dist.all_reduce(x)
+        return x.tolist()
+
+    assert run(program, ranks=2, **QUICK).results == [[2.0] * 3] * 2
+
+
+def test_a_wait_with_a_time_limit_is_no_deadlock():
+    def program():
+        if dist.get_rank() == 0:
+            handle = dist.irecv(torch.ones(2), 1)
+            try:
+                handle.wait(timedelta(seconds=0.5))
+            except RuntimeError:
+                return "not received"
+
+    assert run(program, ranks=2, **QUICK).results == ["not received", None]
+
+
 def test_an_asynchronous_collective_owns_its_tensor():
     def program():
         t = torch.ones(8)
@@ -309,6 +375,17 @@ def test_a_handle_that_is_dropped():
                 dist.recv(torch.ones(8), 0)
 
     fails(program, BufferMisuse, "threw away the handle of the isend", "dist.isend(torch.ones(8), 1)")
+
+
+@pytest.mark.parametrize("attempt", range(3))
+def test_who_dropped_a_handle_does_not_depend_on_who_was_first(attempt):
+    def program():
+        time.sleep(0.02 * ((dist.get_rank() + attempt) % 3))
+        dist.all_reduce(torch.ones(8), async_op=True)
+        dist.barrier()
+
+    text = fails(program, BufferMisuse, ranks=3)
+    assert text.startswith("Rank 0 threw away") and "ranks 1 and 2 failed in the same way" in text
 
 
 def test_a_handle_that_is_kept_but_never_waited_for():

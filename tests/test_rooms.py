@@ -17,7 +17,7 @@ FILES = {
     "formulas": "formulas messages algorithms",
     "plots": "plots timeline_picture curve_picture message_picture collective_picture text_pictures figures perfetto svg wording",
     "explorers": "explorers sliders guesses collective_explorer",
-    "recorder": "recorder group handles flight functional operators notes rules watch complaints throttle",
+    "recorder": "recorder group handles pieces flight functional operators notes rules watch complaints throttle",
     "ranks": "ranks launch template child supervise failures sending printing tracebacks",
     "environment": "environment lab",
 }
