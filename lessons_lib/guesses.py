@@ -6,6 +6,7 @@ A prediction is kept under its key for as long as the kernel runs, so running th
 from __future__ import annotations
 
 import math
+import sys
 from html import escape
 from numbers import Real
 
@@ -150,7 +151,7 @@ class Guess(widgets.VBox):
     def checked(self, value, what: str):
         """A result or answer in the form of a prediction; TypeError or ValueError says what is allowed."""
         if self.choices is not None:
-            if value not in self.choices:
+            if not isinstance(value, str) or value not in self.choices:
                 raise ValueError(f"{what} is {value!r}; allowed is one of the choices: {', '.join(map(repr, self.choices))}.")
             return value
         if hasattr(value, "step_time"):
@@ -160,7 +161,7 @@ class Guess(widgets.VBox):
             return value.step_time / sizes[self.unit]
         if isinstance(value, bool) or not isinstance(value, Real):
             raise TypeError(f"{what} is {value!r}; allowed is a number of {self.unit}, or a timeline whose step time is meant.")
-        if not math.isfinite(value) or value < 0:
+        if not 0 <= value <= sys.float_info.max:
             raise ValueError(f"{what} is {value!r}; allowed is a finite number of {self.unit}, 0 or more.")
         return float(value)
 

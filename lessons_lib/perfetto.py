@@ -15,6 +15,8 @@ import numpy as np
 
 from .wording import KINDS
 
+LONGEST = 9e9  # seconds: nanoseconds in a 64-bit integer
+
 
 def to_perfetto(timeline, path) -> None:
     """Write the timeline to `path` as JSON."""
@@ -40,6 +42,8 @@ def _names(timeline) -> list[dict]:
 
 
 def _nanoseconds(seconds: np.ndarray) -> np.ndarray:
+    if np.max(seconds, initial=0.0) > LONGEST:
+        raise ValueError(f"A trace counts nanoseconds and holds at most {LONGEST:,.0f} s: take a faster link or device.")
     return np.rint(np.asarray(seconds, dtype=float) * 1e9).astype(np.int64)
 
 

@@ -92,7 +92,8 @@ def prepare(recording: Recording, matching: Matching, cluster: Cluster) -> Costs
 def durations(recording: Recording, matching: Matching, costs: Costs, intra, inter, algorithm: str) -> list[float]:
     """Seconds of each transfer; `intra` and `inter` are (bandwidth, latency)."""
     m, messages = matching, costs.wires == 0
-    out = np.where(messages, intra[1] + m.nbytes / intra[0], inter[1] + m.nbytes / inter[0]).tolist()
+    with np.errstate(over="ignore"):  # replay says that a time is too large
+        out = np.where(messages, intra[1] + m.nbytes / intra[0], inter[1] + m.nbytes / inter[0]).tolist()
     seen: dict[tuple, float] = {}
     for x in np.flatnonzero(m.destination < 0).tolist():
         key = (int(m.op[x]), float(m.nbytes[x]), costs.shapes[x])

@@ -17,6 +17,7 @@ same one on all its members.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -88,7 +89,9 @@ class RankLog:
         return len(self.events) - 1
 
     def compute(self, flops=0, nbytes=0, name="op", count=1, **where) -> int:
-        """`count` operators of `flops` floating-point operations and `nbytes` bytes touched each."""
+        """`count` operators of `flops` floating-point operations and `nbytes` bytes touched each (each finite, 0 or more)."""
+        if not (0 <= flops < math.inf and 0 <= nbytes < math.inf):
+            raise ValueError(f"compute needs finite flops and nbytes of 0 or more, not {flops!r} and {nbytes!r}")
         return self.compute_many({self.index("operators", Operator(name, int(flops), int(nbytes))): count}, **where)
 
     def compute_many(self, counts: dict[int, int], **where) -> int:
@@ -260,7 +263,7 @@ class Recording:
                 f"{path} holds version {data.get('version')!r} of the format; this library reads {VERSION}: record it again"
             )
         try:
-            return cls(
+            recording = cls(
                 data["world_size"],
                 [_structured(EVENT, columns) for columns in data["events"]],
                 [_structured(COST, columns) for columns in data["costs"]],
@@ -269,8 +272,37 @@ class Recording:
                 output=[tuple(line) for line in data["output"]],
                 **{name: data[name] for name in ("ops", "labels", "lines", "results", "warnings", "shapes_only")},
             )
-        except (KeyError, TypeError, ValueError) as error:
+            recording._check_numbers()
+        except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
             raise ValueError(f"{path} is a damaged recording ({type(error).__name__}: {error}): record it again") from None
+        return recording
+
+    def _check_numbers(self) -> None:
+        """ValueError if a number points outside of its table, or a table holds what it may not. Replay checks the rest."""
+        ranks = self.world_size
+        if isinstance(ranks, bool) or not isinstance(ranks, int) or not len(self.events) == len(self.costs) == ranks > 0:
+            raise ValueError(f"world_size {ranks!r}, events of {len(self.events)} ranks, costs of {len(self.costs)}")
+        for name, rows, kind in (("ops", self.ops, str), ("labels", self.labels, str), ("lines", self.lines, str)):
+            _check(isinstance(rows, list) and all(isinstance(row, kind) for row in rows), f"{name} must be a list of texts")
+        _check(all(_is_count(r, ranks) for group in self.groups for r in group), f"groups must list ranks below {ranks}")
+        sound = all(isinstance(o.name, str) and _is_count(o.flops) and _is_count(o.nbytes) for o in self.operators)
+        _check(sound, "operators must have a name, FLOPs and bytes of 0 or more")
+        limits = {"op": self.ops, "group": self.groups, "label": self.labels, "line": self.lines, "peer": range(ranks)}
+        for events, costs in zip(self.events, self.costs):
+            for column, table in limits.items():
+                _check(((events[column] >= -1) & (events[column] < len(table))).all(), f"{column} points past its table")
+            inside = (costs["operator"] >= 0) & (costs["operator"] < len(self.operators)) & (costs["count"] >= 0)
+            _check(inside.all(), "costs point past the operators, or count below 0")
+            _check(np.isfinite(events["start"]).all() and np.isfinite(events["end"]).all(), "times must be finite")
+
+
+def _check(sound: bool, what: str) -> None:
+    if not sound:
+        raise ValueError(what)
+
+
+def _is_count(value, below: float = math.inf) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < below
 
 
 def _count(number: int, thing: str) -> str:
@@ -280,5 +312,7 @@ def _count(number: int, thing: str) -> str:
 def _structured(dtype: np.dtype, columns: dict) -> np.ndarray:
     out = np.zeros(len(columns[dtype.names[0]]), dtype=dtype)
     for name in dtype.names:
+        if len(columns[name]) != len(out):
+            raise ValueError(f"column {name} has {len(columns[name])} rows, not {len(out)}")
         out[name] = columns[name]
     return out

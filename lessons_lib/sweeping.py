@@ -128,7 +128,10 @@ def _lanes(bandwidths) -> tuple[np.ndarray, tuple[int, ...]]:
     allowed = "Give one positive, finite number of bytes per second or a one-dimensional array of them (450e9 is 450 GB/s)."
     if bandwidths is None:
         raise TypeError(f"sweep needs bandwidths=... {allowed}")
-    array = np.asarray(bandwidths)
+    try:
+        array = np.asarray(bandwidths)
+    except ValueError:  # rows of different lengths
+        array = np.array(None)
     if array.dtype.kind not in "iuf":
         raise TypeError(f"The bandwidths must be numbers, not {bandwidths!r:.60}. {allowed}")
     if array.ndim > 1 or not array.size:

@@ -187,6 +187,10 @@ def test_results_that_cannot_be_compared():
         guess("How long?", unit="ms").reveal(-1)
     with pytest.raises(TypeError, match="result is '3'; allowed is a number of ms"):
         guess("How long?", unit="ms").reveal("3")
+    with pytest.raises(ValueError, match="result is 1000.*allowed is a finite number of ms"):
+        guess("How long?", unit="ms").reveal(10**400)
+    with pytest.raises(ValueError, match=r"result is \['less'\]; allowed is one of the choices: 'less', 'more'"):
+        guess("How much?", choices=["less", "more"]).reveal(["less"])
     assert "Result: 3.00 ms" in repr(guess("How long?", unit="ms").reveal(np.float64(3)))
 
 

@@ -175,6 +175,12 @@ def test_measured_and_empty_timelines_are_traces_too(tmp_path):
     assert problems(empty) == [] and not [e for e in empty["traceEvents"] if e["ph"] == "X"]
 
 
+def test_a_step_of_centuries_is_no_trace(tmp_path):
+    timeline = replay(exchange(), Cluster(Device(1e9, 1e9, 1e9), intra_node=Link(1e9, 1e12)))
+    with pytest.raises(ValueError, match="holds at most 9,000,000,000 s"):
+        plots.to_perfetto(timeline, tmp_path / "t.json")
+
+
 def test_the_timeline_writes_its_own_trace(tmp_path):
     timeline = replay(exchange(), TOY)
     timeline.to_perfetto(str(tmp_path / "own.json"))

@@ -91,6 +91,47 @@ def test_a_damaged_column(tmp_path):
         Recording.load(tmp_path / "r.json")
 
 
+DAMAGE = {
+    "more ranks": lambda d: d.update(world_size=5),
+    "ranks as text": lambda d: d.update(world_size="3"),
+    "ranks as a bool": lambda d: d.update(world_size=True),
+    "no ranks": lambda d: d.update(world_size=0, events=[], costs=[]),
+    "a column of one row": lambda d: d["events"][0].update(peer=[0]),
+    "a peer that is not there": lambda d: d["events"][0]["peer"].__setitem__(0, 99),
+    "a kind below 0": lambda d: d["events"][0]["kind"].__setitem__(0, -1),
+    "a label that is not there": lambda d: d["events"][1]["label"].__setitem__(0, 7000),
+    "a line that is not there": lambda d: d["events"][1]["line"].__setitem__(0, -2),
+    "a group that is not there": lambda d: d["events"][1]["group"].__setitem__(0, 99),
+    "bytes without end": lambda d: d["events"][0]["nbytes"].__setitem__(0, 1e300),
+    "a time that is no number": lambda d: d["events"][0]["start"].__setitem__(0, float("nan")),
+    "a cost of no operator": lambda d: d["costs"][0]["operator"].__setitem__(0, 99),
+    "a group of other ranks": lambda d: d.update(groups=[[0, 99]]),
+    "a group of texts": lambda d: d.update(groups=[["a"]]),
+    "no labels": lambda d: d.update(labels=None),
+    "FLOPs as text": lambda d: d.update(operators=[["mm", "many", 1]] * len(d["operators"])),
+    "FLOPs below 0": lambda d: d.update(operators=[["mm", -5, 1]] * len(d["operators"])),
+    "events without a list": lambda d: d.update(events=3),
+}
+
+
+@pytest.mark.parametrize("what", DAMAGE)
+def test_damage_is_found_when_the_file_is_read(tmp_path, what):
+    path = tmp_path / "r.json"
+    random_recording(2)[0].save(path)
+    data = json.loads(path.read_text())
+    DAMAGE[what](data)
+    path.write_text(json.dumps(data))
+    with pytest.raises(ValueError, match=r"r\.json is a damaged recording"):
+        Recording.load(path)
+
+
+@pytest.mark.parametrize("amount", [-1, float("nan"), float("inf")])
+def test_compute_by_hand_needs_sensible_amounts(amount):
+    for amounts in ({"flops": amount}, {"nbytes": amount}):
+        with pytest.raises(ValueError, match="finite flops and nbytes of 0 or more"):
+            RankLog(0, 1).compute(**amounts)
+
+
 def test_an_empty_program():
     recording = Recording.from_logs([RankLog(0, 1)])
     assert recording.flops == [0] and recording.collectives == [] and recording.sent_bytes.tolist() == [[0]]

@@ -224,6 +224,7 @@ def test_a_deadlock_is_explained():
         ([1e9, -5.0], "number 1 is -5"), (0, "number 0 is 0"),
         ([np.nan], "number 0 is nan"), ([np.inf], "number 0 is inf"), ([[1e9]], "shape"), (True, "must be numbers"),
         ("fast", "must be numbers"), ([True], "must be numbers"), ([None], "must be numbers"), ([1j], "must be numbers"),
+        ([[1, 2], [3]], "must be numbers"),
     ],
 )  # fmt: skip
 def test_bad_bandwidths(bandwidths, words):
