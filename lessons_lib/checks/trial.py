@@ -13,6 +13,7 @@ import os
 import re
 import reprlib
 import secrets
+import sys
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -72,13 +73,27 @@ class Case:
         return self.trial.wrong(self.ranks, *sentences)
 
 
+class PrintsOfRanks(io.StringIO):
+    """Keeps what ranks print; what a run itself has to say (that it starts slowly) goes on to the cell."""
+
+    def __init__(self, cell):
+        super().__init__()
+        self.cell = cell
+
+    def write(self, text: str) -> int:
+        return super().write(text) if text.startswith("[rank ") else self.cell.write(text)
+
+    def flush(self) -> None:
+        self.cell.flush()
+
+
 class Trial:
     """One check of one answer: runs it as often as the judge asks."""
 
     def __init__(self, exercise: Exercise, answer: Callable):
         self.exercise, self.answer = exercise, answer
         self.right: list[int] = []  # numbers of ranks with which the answer was right
-        self.printed = io.StringIO()
+        self.printed = PrintsOfRanks(sys.stdout)
         _check_callable(exercise, answer)
 
     def run(self, inputs: Sequence[tuple | None], may_change: Sequence[int] = ()) -> Case:

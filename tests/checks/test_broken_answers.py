@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from lessons_lib.checks import NotYet, check
+from lessons_lib.checks.trial import PrintsOfRanks
 
 COUNT = 0
 
@@ -196,6 +197,13 @@ def test_what_it_prints_is_not_shown_when_it_passes(capsys):
     check(chatty, "exchange")
     out = capsys.readouterr().out
     assert "hello" not in out and out.endswith("(Your code printed, too; that is shown only while a check fails.)\n")
+
+
+def test_what_a_run_itself_says_reaches_the_cell(capsys):
+    kept = PrintsOfRanks(sys.stdout)
+    kept.write("[rank 0] one\n[rank 1] two\n")
+    kept.write("Starting 4 ranks ...\n")
+    assert kept.getvalue() == "[rank 0] one\n[rank 1] two\n" and capsys.readouterr().out == "Starting 4 ranks ...\n"
 
 
 def test_nothing_of_this_process_changes():
