@@ -184,6 +184,8 @@ def test_the_readme_links_to_what_is_there():
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     for place in re.findall(r"\]\(((?!https?:|#)[^)#]+)", readme):
         assert (ROOT / place).exists(), place
+    for lesson in sorted((ROOT / "notebooks").glob("*.ipynb")):
+        assert f"](notebooks/{lesson.name})" in readme, f"the map of the course does not lead to {lesson.name}"
     titles = {re.sub(r"[^\w\- ]", "", t.lower()).replace(" ", "-") for t in re.findall(r"^#+ (.+)$", readme, re.MULTILINE)}
     for anchor in re.findall(r"\]\(#([^)]+)\)", readme):
         assert anchor in titles, anchor
