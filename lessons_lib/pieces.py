@@ -8,6 +8,10 @@ from __future__ import annotations
 
 import math
 
+import torch
+
+from . import complaints
+from .errors import BufferMisuse
 from .flight import extent
 
 
@@ -17,6 +21,15 @@ def _text(tensor) -> str:
 
 def _alike(a, b) -> bool:
     return a.shape == b.shape and a.dtype == b.dtype
+
+
+def check_dense(rank: int, name: str, tensors, where: str) -> None:
+    """gloo moves a tensor's bytes from first to last: they must be its own, without holes and in order."""
+    for tensor in tensors:
+        if tensor.layout != torch.strided:
+            raise ValueError(complaints.cannot_look_into(rank, name, str(tensor.layout), where))
+        if not tensor.is_contiguous():
+            raise BufferMisuse(complaints.not_contiguous(rank, name, tensor, where))
 
 
 def check_list(op: str, side: str, tensors, like, n: int) -> None:

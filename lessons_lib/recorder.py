@@ -21,11 +21,17 @@ from .flight import Flight, watch_reads, written_by
 from .handles import Handle
 from .notes import NoteWriter, Operation
 from .operators import OperatorCounter, tensors_in
+from .pieces import check_dense
 from .recording import EVENT, RankLog
 from .sources import describe, is_user_code
 
 FOREVER = timedelta(days=7)  # the launcher proves deadlocks and keeps the time limit; gloo's own must not come first
-NO_DATA = ("not supported for tensor subclasses", "data is not allocated yet", "Cannot access data pointer")
+NO_DATA = (
+    "not supported for tensor subclasses",
+    "data is not allocated yet",
+    "Cannot access data pointer",
+    "local object 'WeakValueDictionary",
+)
 PACKAGE = str(Path(__file__).parent)
 COLUMNS = EVENT.names
 NEEDS_DATA = {"DataDependentOutputException", "DynamicOutputShapeException", "UnsupportedFakeTensorException"}
@@ -80,6 +86,8 @@ class Recorder:
         self.counter = OperatorCounter(self._count, self._enter, self._leave)
         if self.shapes_only:
             from torch._subclasses.fake_tensor import FakeTensorMode
+
+            warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")  # copy.deepcopy of a module does
 
             from .functional import FunctionalCollectives, allow_conversions, keep_meshes_real
 
@@ -206,11 +214,7 @@ class Recorder:
         name = name or op
         if self._dropped:
             raise BufferMisuse(self._dropped)
-        for tensor in (*reads, *writes):
-            if tensor.layout != torch.strided:
-                raise ValueError(complaints.cannot_look_into(self.rank, name, str(tensor.layout), where))
-            if not tensor.is_contiguous():
-                raise BufferMisuse(complaints.not_contiguous(self.rank, name, tensor, where))
+        check_dense(self.rank, name, (*reads, *writes), where)
         self._look(reads, writes, where, name)
         start = self._flush()
         tensor = next(iter((*reads, *writes)), None)

@@ -119,7 +119,7 @@ class Supervisor:
             logs.append(log)
             results.append(result)
         self.flush()
-        self._look()
+        self._look(final=True)
         if self.proof is not None:
             raise self.proof
         for text in self.watch.warnings:
@@ -166,9 +166,9 @@ class Supervisor:
             poll.register(fd, select.POLLIN)
         poll.poll(_TICK * 1000)
 
-    def _look(self) -> None:
+    def _look(self, final: bool = False) -> None:
         ended = {r.number for r in self.ranks if r.phase in ("returned", "done")}
-        self.proof = self.proof or self.watch.poll(ended)
+        self.proof = self.proof or self.watch.poll(ended, final)
 
     def _bound(self, rank: int) -> int:
         return rank if self.shapes_only else self.watch.now(rank)
@@ -258,10 +258,11 @@ class Supervisor:
 
     def _nobody_else_can_fail(self) -> bool:
         """Whoever waits for a rank that has not come stays there; who waits while all have come goes on, and may fail."""
+        self._look()
         return all(r.over or r.process is None or self.watch.held(r.number) for r in self.ranks)
 
     def _conclusion(self) -> RunError:
-        self._look()  # by now the notes of what came before are there, so that the logical times are final
+        self._look(final=True)  # by now the notes of what came before are there, so that the logical times are final
         for rank, position in self.failed_after.items():
             self.failures[rank] = replace(self.failures[rank], clock=self.watch.clock(rank, position))
         return failures.explain(self.failures.values(), self.proof, self.world_size)

@@ -55,7 +55,8 @@ class Watch:
         self._groups: list[list[tuple]] = [[] for _ in range(world_size)]  # calls of new_group
         self._making: list[bool] = [False] * world_size
         self._error: RunError | None = None
-        self._doubt: tuple | None = None  # a collective about which ranks disagree, and since when that is known
+        self._doubts: list[dict[int, Posted]] = []  # collectives about which ranks disagree
+        self._doubted_at = 0.0  # when the first of them was seen
         self._drops: dict[int, tuple[str, str]] = {}  # rank -> the handle that it threw away: name and line
         self._drop_seen = 0.0
         self._suspicion: tuple | None = None
@@ -65,20 +66,21 @@ class Watch:
 
     # ---- what the launcher asks -----------------------------------------------------------------------------------
 
-    def poll(self, ended: set[int] | frozenset[int] = frozenset()) -> RunError | None:
-        """Read what is new; the error that it proves, or None. `ended` are the ranks whose program has returned."""
+    def poll(self, ended: set[int] | frozenset[int] = frozenset(), final: bool = False) -> RunError | None:
+        """Read what is new; the error that it proves, or None. `ended` are the ranks whose program has returned.
+
+        `final`: nobody will ask again, so that other members have no more time to show what they bring.
+        """
         news = False
         for rank, reader in enumerate(self._readers):
             for note in reader.read():
                 news = True
                 self._take(rank, note)
         self._tick()
-        if self._error is None and self._doubt is not None:
-            self._error = self._judge(*self._doubt)
-        if self._error is None and self._drops and time.monotonic() - self._drop_seen > GRACE:
-            rank = min(self._drops)  # whichever came first
-            self._error = BufferMisuse(dropped(rank, *self._drops[rank]))
-        if self._error is None and not self.shapes_only:
+        first = min((t for t in (self._doubted_at, self._drop_seen) if t), default=None)
+        if self._error is None and first is not None and (final or time.monotonic() - first > GRACE):
+            self._error = self._judge()
+        if self._error is None and first is None and not self.shapes_only:
             self._look_for_deadlock(ended, news)
         if self._error is None and len(ended) == self.world_size:
             self._error = check_groups(self._groups, ended)
@@ -155,8 +157,9 @@ class Watch:
         self._calls[post.rank][op.name] += 1
         members = self._collectives[op.name, seq]
         members[post.rank] = post
-        if self._doubt is None and disagreement(members):
-            self._doubt = members, time.monotonic()
+        if disagreement(members) and not any(doubt is members for doubt in self._doubts):
+            self._doubted_at = self._doubted_at or time.monotonic()
+            self._doubts.append(members)
         post.partners = members
         if len(members) == len(op.group):
             del self._collectives[op.name, seq]
@@ -164,10 +167,14 @@ class Watch:
             if warning and warning not in self.warnings:
                 self.warnings.append(warning)
 
-    def _judge(self, members: dict[int, Posted], since: float) -> RunError | None:
-        """Ranks disagree about a collective: name the lowest ones, whichever came first, once all had time to come."""
-        complete = len(members) == len(next(iter(members.values())).operation.group)
-        return disagreement(members) if complete or time.monotonic() - since > GRACE else None
+    def _judge(self) -> RunError | None:
+        """What to say about misuse that the notes show: the same, whichever rank came first."""
+        if self._doubts:
+            return disagreement(min(self._doubts, key=min))  # of the group with the lowest rank
+        if self._drops:
+            rank = min(self._drops)
+            return BufferMisuse(dropped(rank, *self._drops[rank]))
+        return None
 
     def _pair(self, post: Posted) -> None:
         op, here = post.operation, post.operation.op == "send"

@@ -1,5 +1,7 @@
 """Programs of real size recorded without data: the same counts as a real run, quickly, and clear errors where values are read."""
 
+import io
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -154,15 +156,26 @@ def test_a_mesh_made_by_a_function_that_was_imported_before():
         "x.nonzero()",
         "1 if x[0] > 0 else 2",
         "int(x[0])",
+        "torch.save(x, io.BytesIO())",
     ],
 )
 def test_reading_a_value_says_why_it_cannot_work(read):
     def program():
-        return eval(read, {"x": torch.ones(3)})
+        return eval(read, {"x": torch.ones(3), "torch": torch, "io": io})
 
     with pytest.raises(RunError, match="shapes_only") as caught:
         run(program, ranks=2, shapes_only=True)
     assert "shapes and no data" in str(caught.value)
+
+
+def test_a_copied_module_works_without_a_word(capsys):
+    def program():
+        layer = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+        return tuple(torch.nn.TransformerEncoder(layer, 2)(torch.ones(2, 5, 16)).shape)
+
+    assert run(program, ranks=2, shapes_only=True).results == [(2, 5, 16)] * 2
+    printed = capsys.readouterr()
+    assert "rank" not in printed.out and "Warning" not in printed.err
 
 
 def test_object_collectives_need_data():

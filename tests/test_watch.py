@@ -2,12 +2,13 @@
 
 import itertools
 import random
+import time
 
 import pytest
 
-from lessons_lib.errors import Deadlock, Mismatch
+from lessons_lib.errors import BufferMisuse, Deadlock, Mismatch
 from lessons_lib.notes import NoteReader, NoteWriter, Operation
-from lessons_lib.watch import Watch
+from lessons_lib.watch import GRACE, Watch
 
 
 class Ranks:
@@ -88,14 +89,59 @@ def test_a_receive_from_anyone_waits_while_anyone_may_send(tmp_path):
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
 def test_a_mismatch_reads_the_same_whoever_came_first(tmp_path, order):
     ranks, watch = Ranks(tmp_path, 3), Watch(tmp_path, 3)
-    texts = set()
     for rank in order:
         ranks.block(rank, "all_reduce", numel=8 if rank == 1 else 4, where=f"line {rank}")
         watch.poll()
-    error = looks(watch)
+    error = watch.poll(final=True)
     assert isinstance(error, Mismatch)
-    texts.add(str(error))
     assert "Ranks 0 and 1" in str(error) and "line 0" in str(error) and "line 1" in str(error) and "line 2" not in str(error)
+
+
+@pytest.mark.parametrize("order", [(2, 3, 0, 1), (0, 3, 2, 1), (3, 2, 1, 0)])
+def test_of_two_mismatches_the_one_with_the_lowest_rank_is_told(tmp_path, order):
+    ranks, watch = Ranks(tmp_path, 4), Watch(tmp_path, 4)
+    for rank in order:
+        low = rank // 2 * 2
+        ranks.block(rank, "all_reduce", numel=rank + 1, name=f"group {low}", group=(low, low + 1))
+        watch.poll()
+    assert "Ranks 0 and 1" in str(watch.poll(final=True))
+
+
+def test_others_get_time_to_come_before_a_mismatch_is_told(tmp_path):
+    ranks, watch = Ranks(tmp_path, 4), Watch(tmp_path, 4)
+    ranks.block(2, "all_reduce", numel=1)
+    ranks.block(3, "barrier", numel=0)
+    assert watch.poll(ended={0}) is None  # no deadlock either, although rank 0 will never come
+    time.sleep(2 * GRACE)
+    assert "Ranks 2 and 3 call different collectives" in str(watch.poll(ended={0}))
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_who_dropped_a_handle_is_told_the_same_whoever_was_first(tmp_path, order):
+    ranks, watch = Ranks(tmp_path, 2), Watch(tmp_path, 2)
+    for rank in order:
+        ranks.writers[rank].write("drop", ranks.post(rank, "all_reduce"), "all_reduce", "cell 3, line 5")
+        watch.poll()
+    error = watch.poll(final=True)
+    assert isinstance(error, BufferMisuse) and str(error).startswith("Rank 0 threw away") and "cell 3, line 5" in str(error)
+
+
+def test_who_waits_while_all_have_come_is_not_held(tmp_path):
+    ranks, watch = Ranks(tmp_path, 2), Watch(tmp_path, 2)
+    ranks.block(0, "all_reduce")
+    watch.poll()
+    assert watch.held(0) and not watch.held(1)
+    ranks.post(1, "all_reduce")
+    watch.poll()
+    assert not watch.held(0)
+
+
+def test_a_wait_that_raised_is_no_wait(tmp_path):
+    ranks, watch = Ranks(tmp_path, 2), Watch(tmp_path, 2)
+    index = ranks.post(0, "recv", peer=1)
+    ranks.wait(0, index)
+    ranks.writers[0].write("left", index)
+    assert looks(watch, ended={1}) is None
 
 
 def test_messages_match_in_order_by_tag_and_group(tmp_path):
