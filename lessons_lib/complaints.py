@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+# what PyTorch says where a tensor without data is read: words of the message, names of the class
+NO_DATA = (
+    "not supported for tensor subclasses",
+    "data is not allocated yet",
+    "Cannot access data pointer",
+    "local object 'WeakValueDictionary",
+)
+NEEDS_DATA = {"DataDependentOutputException", "DynamicOutputShapeException", "UnsupportedFakeTensorException"}
 INITIALISED_TWICE = (
     "run() has initialised torch.distributed already. Leave dist.init_process_group out, or write `if not dist.is_initialized():` "
     "before it; then the same program also runs under torchrun."

@@ -26,15 +26,8 @@ from .recording import EVENT, RankLog
 from .sources import describe, is_user_code
 
 FOREVER = timedelta(days=7)  # the launcher proves deadlocks and keeps the time limit; gloo's own must not come first
-NO_DATA = (
-    "not supported for tensor subclasses",
-    "data is not allocated yet",
-    "Cannot access data pointer",
-    "local object 'WeakValueDictionary",
-)
 PACKAGE = str(Path(__file__).parent)
 COLUMNS = EVENT.names
-NEEDS_DATA = {"DataDependentOutputException", "DynamicOutputShapeException", "UnsupportedFakeTensorException"}
 
 
 class Recorder:
@@ -128,7 +121,7 @@ class Recorder:
             return error
         if "initialize the default process group twice" in text:
             return ValueError(complaints.INITIALISED_TWICE)
-        if self.shapes_only and any(known in text for known in NO_DATA):
+        if self.shapes_only and any(known in text for known in complaints.NO_DATA):
             return RunError(complaints.no_data(self.rank, self._line_of(error), text.partition("\n")[0]))
         return error
 
@@ -181,7 +174,7 @@ class Recorder:
 
     def _explain(self, func, error: Exception) -> Exception | None:
         """Why an operator cannot work without data; None if that is not the reason."""
-        if type(error).__name__ in NEEDS_DATA:
+        if type(error).__name__ in complaints.NEEDS_DATA:
             return RunError(complaints.no_data(self.rank, self._where()[0], func._overloadpacket.__name__))
         return None
 
