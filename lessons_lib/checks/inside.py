@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 @dataclass(frozen=True)
 class Draw:
-    """A tensor of random whole numbers from -99 to 99: small, readable, and their sums are exact in every order.
+    """A tensor of random whole numbers from -`largest` to `largest`: readable, and their sums are exact in every order.
 
     What travels is the seed: rank and check draw the same numbers, and neither can change the other's.
     """
@@ -25,10 +25,11 @@ class Draw:
     seed: int
     shape: tuple[int, ...]
     dtype: str = "float32"
+    largest: int = 99
     requires_grad: bool = False
 
     def array(self) -> np.ndarray:
-        return np.random.default_rng(self.seed).integers(-99, 100, self.shape).astype(self.dtype)
+        return np.random.default_rng(self.seed).integers(-self.largest, self.largest + 1, self.shape).astype(self.dtype)
 
 
 @dataclass(frozen=True)

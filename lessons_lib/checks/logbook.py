@@ -45,7 +45,10 @@ def path() -> Path | None:
     place = os.environ.get("LESSONS_PROGRESS")
     if place == "":
         return None
-    return Path(place).expanduser() if place else Path.cwd() / FILE
+    try:
+        return Path(place).expanduser() if place else Path.cwd() / FILE
+    except (OSError, RuntimeError):  # the folder was deleted; "~" of nobody
+        return None
 
 
 def entries() -> dict[str, Entry]:

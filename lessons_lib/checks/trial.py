@@ -32,9 +32,9 @@ _LINES, _WIDTH = 8, 160  # of what the learner's code printed, shown when it fai
 _MESSAGE = 40  # lines of an error shown
 
 
-def draw(*shape: int, dtype: str = "float32", requires_grad: bool = False) -> Draw:
+def draw(*shape: int, dtype: str = "float32", largest: int = 99, requires_grad: bool = False) -> Draw:
     """A fresh random tensor."""
-    return Draw(secrets.randbits(62), shape, dtype, requires_grad)
+    return Draw(secrets.randbits(62), shape, dtype, largest, requires_grad)
 
 
 def time_limit() -> float:

@@ -38,7 +38,7 @@ def expect(
     raise case.wrong(
         difference(rank, expected[rank], got[rank]),
         _who(case.active, wrong),
-        explain(rank, got[rank]) if explain else "",
+        (explain(rank, got[rank]) if explain else "") or _about_rounding(expected[rank], got[rank]),
     )
 
 
@@ -70,6 +70,12 @@ def tensor(case: Case, rank: int, value: Any, expected: np.ndarray, what: str = 
             "keeps the dtype."
         )
     return array
+
+
+def _about_rounding(expected: np.ndarray, got: np.ndarray) -> str:
+    if expected.dtype.kind == "f" and np.allclose(got, expected, rtol=0, atol=0.02 * np.abs(expected).max(initial=0)):
+        return "That is close, and not equal. Was something rounded to fewer digits on its way, to float16 or bfloat16?"
+    return ""
 
 
 def _about_shapes(array: np.ndarray, expected: np.ndarray) -> str:

@@ -86,6 +86,22 @@ def test_a_folder_that_cannot_be_written_keeps_progress_in_memory(monkeypatch, t
     assert capsys.readouterr().err.count("is kept until this kernel ends") == 1
 
 
+@pytest.mark.parametrize("place", ["~no-such-user-here/progress.json", ""])
+def test_a_place_that_means_nothing_keeps_progress_in_memory(monkeypatch, place):
+    monkeypatch.setenv("LESSONS_PROGRESS", place)
+    logbook.tried(exercises()["fit"], passed=True)
+    assert logbook.path() is None and logbook.entries()["01.fit"].tries == 1
+
+
+def test_a_deleted_folder_keeps_progress_in_memory(monkeypatch, tmp_path):
+    monkeypatch.delenv("LESSONS_PROGRESS")
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    logbook.tried(exercises()["fit"], passed=True)
+    assert logbook.entries()["01.fit"].tries == 1
+
+
 def test_many_at_once_lose_nothing(file):
     code = (
         "import sys; from lessons_lib.checks import logbook; from lessons_lib.checks.exercise import exercises\n"

@@ -538,3 +538,11 @@ def across_in_many_messages(x, per_node):
 @wrong("two_node_all_reduce", "raised IndexError")
 def four_per_node_always(x, per_node):
     return ring_among([0, 1, 2, 3, 4, 5, 6, 7][: 2 * per_node], x) if per_node == 4 else [x][per_node]
+
+
+@wrong("two_node_all_reduce", "rounded to fewer digits")
+def half_precision_across(x, per_node):
+    ring_among(my_node(per_node), x)
+    other = (dist.get_rank() + per_node) % (2 * per_node)
+    mine = x.bfloat16()
+    return x + swap(mine, other, torch.empty_like(mine), other).float()
