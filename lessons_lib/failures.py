@@ -110,6 +110,13 @@ def _with_details(error: RunError, failures: list[Failure], consequences: list[F
     return error
 
 
+def unreadable(rank: int, why: str) -> str:
+    return (
+        f"the result of rank {rank} cannot be read here: {why}. What to do: return what lives without process groups: tensors, "
+        "numbers, strings, a model's state_dict(); for DistributedDataParallel its .module, for a sharded tensor its .to_local()."
+    )
+
+
 def timed_out(seconds: float, stacks: dict[int, tuple[str, str]], doing: dict[int, str], finished: int) -> RankFailed:
     """`stacks[rank]` = (place, stack text) of every rank that had not finished; `doing[rank]` its last communication."""
     ranks = sorted(stacks)

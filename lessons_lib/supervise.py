@@ -115,7 +115,7 @@ class Supervisor:
             try:
                 log, result = sending.read_result(str(self.folder / f"result.{rank}"))
             except Exception as error:
-                raise RankFailed(f"the result of rank {rank} cannot be read here: {tracebacks.summary(error)}") from None
+                raise RankFailed(failures.unreadable(rank, tracebacks.summary(error))) from None
             logs.append(log)
             results.append(result)
         self.flush()

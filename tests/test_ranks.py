@@ -210,6 +210,14 @@ def test_a_result_that_cannot_be_sent_names_rank_and_type():
         run(lambda: [0, threading.Lock()] if rank() == 1 else 0, ranks=3)
 
 
+def test_a_result_that_only_lives_among_ranks_says_what_to_return_instead():
+    def program():
+        return torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
+
+    with pytest.raises(RankFailed, match=r"the result of rank 0 cannot be read here.*its \.module"):
+        run(program, ranks=2, timeout=30.0)
+
+
 def test_results_without_data_come_back_as_meta_tensors():
     [result] = run(lambda: {"y": torch.ones(3, 4) @ torch.ones(4, 5)}, ranks=1, shapes_only=True).results
     assert result["y"].device.type == "meta" and result["y"].shape == (3, 5)
