@@ -26,7 +26,7 @@ help:
 	@echo "make clean      delete .venv and caches"
 
 lab: course
-	@root=; if [ "$$(id -u)" = 0 ]; then root=--allow-root; fi; exec $(RUN) -m jupyterlab $$root "$(NOTEBOOK)"
+	@root=; if [ "$$(id -u)" = 0 ]; then root=--allow-root; fi; exec $(RUN) -m jupyterlab $$root --ServerApp.root_dir=. "$(NOTEBOOK)"
 
 test: course-with-tests
 	@$(RUN) -m pytest

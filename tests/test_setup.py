@@ -122,7 +122,7 @@ def test_lab_installs_once_and_opens_the_first_lesson(checkout):
     assert code == 0, said
     calls = (checkout.folder / "calls").read_text().splitlines()
     root = " --allow-root" if os.getuid() == 0 else ""
-    lab = f"-m jupyterlab{root} notebooks/00_start_here.ipynb"
+    lab = f"-m jupyterlab{root} --ServerApp.root_dir=. notebooks/00_start_here.ipynb"
     assert calls == ["-m venv --clear .venv", "-m pip install --quiet -r requirements.txt", lab]
 
     code, said = checkout("lab")  # the second time nothing is installed
@@ -175,6 +175,8 @@ def test_the_readme_gives_the_commands_that_the_makefile_runs():
         assert command in readme, command
     for command in ("pip install --quiet -r requirements.txt", 'pip install --quiet -e ".[test]"', "-m pytest"):
         assert command in makefile, command
+    opens = "-m jupyterlab --ServerApp.root_dir=. notebooks{}00_start_here.ipynb"  # the exercises are beside the lessons' folder
+    assert opens.format("/") in readme and opens.format("\\") in readme and "--ServerApp.root_dir=. " in makefile
     assert "make test" in (ROOT / ".ci" / "run").read_text()
     for target in re.findall(r"\bmake (\w+)", readme):
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), f"the README names `make {target}`"
