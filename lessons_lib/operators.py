@@ -22,10 +22,10 @@ PLAIN = {torch.Tensor, torch.nn.Parameter, FakeTensor}
 # these ask about a tensor and touch no data; they must not be decomposed or counted
 QUESTIONS = {
     "sym_is_contiguous", "is_contiguous", "is_strides_like_format", "is_non_overlapping_and_dense", "size", "sym_size", "stride",
-    "sym_stride", "storage_offset", "sym_storage_offset", "numel", "sym_numel", "dim", "layout", "device", "is_pinned",
+    "sym_stride", "storage_offset", "sym_storage_offset", "numel", "sym_numel", "dim", "layout", "device",
 }  # fmt: skip
 # allocating is not reading or writing: the values come from whoever fills them
-FREE = {"empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided", "resize_", "set_", "record_stream"}
+FREE = {"is_pinned", "empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided", "resize_", "set_", "record_stream"}
 # these write their first argument without reading it
 OVERWRITES = {"copy_", "fill_", "zero_", "normal_", "uniform_", "bernoulli_", "random_", "exponential_"}
 

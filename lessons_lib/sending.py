@@ -8,6 +8,7 @@ ranks, unless their file has changed since this library was imported: then they 
 from __future__ import annotations
 
 import functools
+import importlib
 import importlib.machinery
 import inspect
 import io
@@ -93,6 +94,8 @@ class _Pickler(cloudpickle.Pickler):
         if isinstance(obj, types.CodeType):
             make, parts = self.dispatch_table[types.CodeType](obj)
             return make, tuple(obj.co_filename if part == "<dynamic-code>" else part for part in parts)
+        if isinstance(obj, types.ModuleType) and type(obj) is not types.ModuleType and sys.modules.get(obj.__name__) is obj:
+            return importlib.import_module, (obj.__name__,)  # this package and torch.ops are modules of a class of their own
         torch = sys.modules.get("torch")
         if torch is not None and isinstance(obj, torch.Tensor):
             smaller = _to_send(torch, obj)

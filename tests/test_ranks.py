@@ -17,6 +17,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+import lessons_lib
 from lessons_lib import launch
 from lessons_lib.errors import Deadlock, Mismatch, RankFailed, RunError
 from lessons_lib.hardware import Link
@@ -76,6 +77,15 @@ def test_closures_globals_partials_methods_and_callable_objects():
     results = run(Point(4).method, ranks=2).results
     assert [type(p) for p in results] == [Point, Point], "a class comes back as the one that was sent"
     assert [p.x for p in results] == [4, 5]
+
+
+def test_modules_of_a_class_of_their_own_travel_by_name():
+    """This package and torch.ops are such modules; cloudpickle knows plain ones alone."""
+
+    def program():
+        return lessons_lib.hardware.H100.name, torch.ops.aten.add(torch.ones(1), 1).item()
+
+    assert run(program, ranks=2).results == [("H100", 2.0)] * 2
 
 
 def test_tensors_return_by_value_and_only_what_they_show():

@@ -358,3 +358,28 @@ def test_composite_operators_are_counted_under_inference_mode():
             torch.matmul(torch.ones(2, 3, 4), torch.ones(2, 4, 5))
 
     assert run(program, ranks=1).flops == [2 * 5 * 6 * 4 + 2 * 2 * 3 * 4 * 5]
+
+
+def test_questions_about_a_tensor_are_answered_and_not_counted():
+    def program():
+        x = torch.ones(2, 3)
+        before = x + 1
+        return x.is_pinned(), x.is_contiguous(), x.stride(), before.storage_offset()
+
+    recording = run(program, ranks=1)
+    assert recording.results == [(False, True, (3, 1), 0)]
+    assert {o.name for o in recording.operators} <= {"ones", "fill_", "add"}
+    assert run(program, ranks=1, shapes_only=True).results == recording.results
+
+
+def test_a_distributed_checkpoint_is_written_and_read(tmp_path):
+    def program():
+        from torch.distributed import checkpoint
+
+        layer = torch.nn.Linear(3, 2)
+        checkpoint.save({"layer": layer.state_dict()}, checkpoint_id=str(tmp_path))
+        state = {"layer": {name: torch.zeros_like(value) for name, value in layer.state_dict().items()}}
+        checkpoint.load(state, checkpoint_id=str(tmp_path))
+        return all(torch.equal(state["layer"][name], value) for name, value in layer.state_dict().items())
+
+    assert run(program, ranks=2).results == [True, True]
