@@ -155,6 +155,10 @@ def _checked(program, ranks, shapes_only, throttle, timeout) -> int:
     if throttle is not None and shapes_only:
         raise ValueError("throttle with shapes_only=True: without data no message takes any time. Leave one of them out")
     _check_timeout(timeout)
+    try:
+        os.getcwd()
+    except OSError:
+        raise ValueError("the folder in which this process works was removed. Go to another one with os.chdir(...)") from None
     return ranks
 
 

@@ -97,7 +97,8 @@ class Supervisor:
         self.told = True
         if "LESSONS_HOLD_SECONDS" not in os.environ:
             stream = sys.stdout if "ipykernel" in sys.modules else sys.stderr  # a Lab shows stderr as if it were an error
-            stream.write(f"Starting {self.world_size} ranks: torch is being loaded, 5-10 s the first time ...\n")
+            ranks = "1 rank" if self.world_size == 1 else f"{self.world_size} ranks"
+            stream.write(f"Starting {ranks}: torch is being loaded, 5-10 s the first time ...\n")
             stream.flush()
 
     def close(self) -> None:

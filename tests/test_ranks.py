@@ -274,6 +274,16 @@ def test_arguments_that_cannot_work(how, kind, says):
     assert says in str(caught.value)
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="there a folder in use cannot be removed")
+def test_a_folder_that_was_removed_is_told(tmp_path, monkeypatch):
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+    with pytest.raises(ValueError, match=r"was removed.*os\.chdir"):
+        run(lambda: 1, ranks=2)
+
+
 def test_run_inside_run():
     with pytest.raises(RunError, match=r"run\(\) was called inside rank 0 of another run"):
         run(lambda: run(rank), ranks=2)
