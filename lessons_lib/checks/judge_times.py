@@ -40,14 +40,14 @@ def judge_transfer_time(trial: Trial) -> str:
     inputs += [(10**9, 100, 14.0)]
     values = trial.values(inputs)
     numbers = [_plain(value, "a number of seconds") for value in values]
-    for given, got in zip(inputs, numbers):
-        if expect_close(got, _time(*given), 1e-6):
-            continue
+    errors = [abs(got / _time(*given) - 1) if np.isfinite(got) else np.inf for given, got in zip(inputs, numbers)]
+    if max(errors) > 1e-6:
         mistakes = [
             text for wrong, text in _TIME_MISTAKES if all(expect_close(g, wrong(*i), 1e-6) for i, g in zip(inputs, numbers))
         ]
         if not mistakes and len(set(numbers)) == 1:
             mistakes = ["Your function returns the same number whatever it is given."]
+        given, got = inputs[int(np.argmax(errors))], numbers[int(np.argmax(errors))]
         call = "transfer_time({:,}, {}, {})".format(*given)
         raise Wrong("\n".join([f"{call} should be {_time(*given):.4g} seconds; yours returns {got:.4g}.", *mistakes[:1]]))
     return (

@@ -35,11 +35,10 @@ def expect(
     if not wrong:
         return
     rank = wrong[0]
-    raise case.wrong(
-        difference(rank, expected[rank], got[rank]),
-        _who(case.active, wrong),
-        (explain(rank, got[rank]) if explain else "") or _about_rounding(expected[rank], got[rank]),
-    )
+    why = (explain(rank, got[rank]) if explain else "") or _about_rounding(expected[rank], got[rank])
+    if not why and wrong == case.active[1:]:
+        why = "Does the result reach the others?"
+    raise case.wrong(difference(rank, expected[rank], got[rank]), _who(case.active, wrong), why)
 
 
 def tensor(case: Case, rank: int, value: Any, expected: np.ndarray, what: str = "", explain=None) -> np.ndarray:
@@ -104,7 +103,7 @@ def _who(active: list[int], wrong: list[int]) -> str:
         return ""
     right = [rank for rank in active if rank not in wrong]
     if right == [0]:
-        return "Rank 0 is right and every other rank is wrong: does the result reach them?"
+        return "Rank 0 is right, every other rank is wrong."
     return f"Right: rank {', '.join(map(str, right))}. Wrong: rank {', '.join(map(str, wrong))}."
 
 
@@ -124,7 +123,7 @@ def explain_sum(rank: int, got: np.ndarray, sources: Sequence[np.ndarray]) -> st
     """What was added wrongly, if `got` should be the sum of every rank's `sources` and is another combination of them."""
     n = len(sources)
     factors = combination(got, sources)
-    if factors is None:
+    if factors is None or not factors.any():
         return ""
     if np.array_equal(factors, np.eye(n)[rank]):
         return f"These are rank {rank}'s own numbers: nothing was added to them."

@@ -152,7 +152,7 @@ def ones_without_a_message(mine, partner):
 # ---- running_total -------------------------------------------------------------------------------------------------
 
 
-@wrong("running_total", "does the result reach them?\nThese are rank 1's own numbers")
+@wrong("running_total", "every other rank is wrong.\nThese are rank 1's own numbers")
 def own_numbers(mine):
     return mine.clone()
 

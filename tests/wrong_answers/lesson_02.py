@@ -336,7 +336,7 @@ def did_nothing(x):
     return x
 
 
-@wrong("left_all_reduce", "does the result reach them?")
+@wrong("left_all_reduce", "Does the result reach the others?")
 def right_on_rank_0_only(x):
     rank, n, left, right = here()
     if rank == 0:
