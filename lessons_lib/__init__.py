@@ -14,7 +14,7 @@ _HOME = {
     "replay": "replay sweep measured Timeline",
     "ranks": "run",
     "explorers": "explore guess",
-    "collective_explorer": "compare_collectives",
+    "explorers.collective_explorer": "compare_collectives",
     "environment": "check_environment",
 }
 _WHERE = {name: module for module, names in _HOME.items() for name in names.split()}

@@ -9,7 +9,7 @@ import time
 import pytest
 
 MARK = os.environ["LESSONS_TEST_SESSION"] = secrets.token_hex(8)  # every process that the tests start inherits it
-HELPERS = ("lessons_lib.template", "multiprocessing.forkserver", "multiprocessing.resource_tracker")
+HELPERS = ("lessons_lib.ranks.template", "multiprocessing.forkserver", "multiprocessing.resource_tracker")
 
 
 @pytest.hookimpl(trylast=True)

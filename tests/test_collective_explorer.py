@@ -6,11 +6,11 @@ import pytest
 
 from lessons_lib import compare_collectives
 from lessons_lib.algorithms import algorithm, algorithms_of, crossing
-from lessons_lib.collective_explorer import COLLECTIVES, RANKS, SIZES, plain
-from lessons_lib.collective_picture import HIGH, LOW, STYLES, Scene, across, busbw_svg, times_svg
+from lessons_lib.explorers.collective_explorer import COLLECTIVES, RANKS, SIZES, plain
 from lessons_lib.formulas import busbw
 from lessons_lib.hardware import ETHERNET_10G, NVLINK4, PCIE4, Link
-from lessons_lib.wording import format_time
+from lessons_lib.plots.collective_picture import HIGH, LOW, STYLES, Scene, across, busbw_svg, times_svg
+from lessons_lib.plots.wording import format_time
 
 RING, TREES = algorithm("all_reduce", "ring"), algorithm("all_reduce", "two trees in small parts")
 

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from lessons_lib import plots
-from lessons_lib.curve_picture import LEFT, breakdown_svg, curve_frame, nearest_link, time_range
 from lessons_lib.hardware import LINKS, Cluster, Device, Link
+from lessons_lib.plots.curve_picture import LEFT, breakdown_svg, curve_frame, nearest_link, time_range
+from lessons_lib.plots.svg import clean, log_ticks, marks, round_up, text_width, ticks
 from lessons_lib.recording import RankLog, Recording
 from lessons_lib.replay import replay
-from lessons_lib.svg import clean, log_ticks, marks, round_up, text_width, ticks
 
 SVG = "{http://www.w3.org/2000/svg}"
 SECOND = Device(flops=1e9, memory=1e9, memory_bandwidth=1e30, efficiency=1.0, name="toy")  # 1e9 FLOPs take one second

@@ -9,10 +9,10 @@ import pytest
 from lessons_lib import explorers, plots
 from lessons_lib.errors import Deadlock
 from lessons_lib.explorers import Explorer, explore
+from lessons_lib.explorers.sliders import device_options, link_classes, marks_html, named_link, notches, slider_range
 from lessons_lib.hardware import A100, DEVICES, H100, IB_NDR, LINKS, NVLINK4, Cluster, Device, Link
 from lessons_lib.recording import RankLog, Recording
 from lessons_lib.replay import replay
-from lessons_lib.sliders import device_options, link_classes, marks_html, named_link, notches, slider_range
 
 
 def reduced(ranks=4, layers=3):

@@ -8,9 +8,10 @@ import tempfile
 import pytest
 import torch
 
-from lessons_lib import failures, sources, tracebacks
+from lessons_lib import sources
 from lessons_lib.errors import BufferMisuse, Deadlock, Mismatch, RankFailed
-from lessons_lib.failures import Failure
+from lessons_lib.ranks import failures, tracebacks
+from lessons_lib.ranks.failures import Failure
 
 GLOO = Failure(0, "raised", "RuntimeError: [gloo/transport/tcp/pair.cc:547] Connection closed by peer", secondary=True)
 

@@ -11,7 +11,7 @@ import pytest
 from nbclient import NotebookClient
 
 from lessons_lib.explorers import explore, guess
-from lessons_lib.guesses import _KEPT, parse
+from lessons_lib.explorers.guesses import _KEPT, parse
 from lessons_lib.hardware import H100, Cluster
 from lessons_lib.recording import RankLog, Recording
 from lessons_lib.replay import replay

@@ -248,7 +248,7 @@ def test_a_kernel_restarted_leaves_nothing_and_the_next_cell_works(own_kernel):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has a template")
 def test_a_launcher_killed_while_torch_is_loaded_leaves_nothing():
-    code = "from lessons_lib import launch; launch.prepare(); print(launch._template.popen.pid, flush=True); input()"
+    code = "from lessons_lib.ranks import launch; launch.prepare(); print(launch._template.popen.pid, flush=True); input()"
     launcher = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stdin=subprocess.PIPE, cwd=HOME, text=True)
     with launcher:
         template = psutil.Process(int(launcher.stdout.readline()))

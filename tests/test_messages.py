@@ -98,7 +98,7 @@ def test_links_that_are_none_are_refused(bad):
 
 
 def test_the_picture_tells_the_same_numbers_in_letters():
-    from lessons_lib.message_picture import message_times
+    from lessons_lib.plots.message_picture import message_times
 
     told = repr(message_times(SLOW, ([1e6, 8e6], [4e-3, 9e-3])))
     assert "latency 1.00 ms, both terms equal at 1.0 MB" in told
@@ -109,7 +109,7 @@ def test_the_picture_tells_the_same_numbers_in_letters():
 
 @pytest.mark.parametrize("links", [[], [1], None, [SLOW] * 6])
 def test_a_picture_needs_one_to_five_links(links):
-    from lessons_lib.message_picture import message_times
+    from lessons_lib.plots.message_picture import message_times
 
     with pytest.raises((TypeError, ValueError), match="link"):
         message_times(links)

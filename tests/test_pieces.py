@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from lessons_lib import BufferMisuse, RankFailed, RunError, run
-from lessons_lib.pieces import pieces, shared
+from lessons_lib.recorder.pieces import pieces, shared
 
 QUICK = {"timeout": 30.0}
 

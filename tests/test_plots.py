@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from lessons_lib import plots
-from lessons_lib.curve_picture import breakdown_svg, curve_frame
 from lessons_lib.hardware import Cluster, Device, Link
+from lessons_lib.plots.curve_picture import breakdown_svg, curve_frame
+from lessons_lib.plots.svg import clip
+from lessons_lib.plots.timeline_picture import LEFT, RIGHT, TOP, merged
+from lessons_lib.plots.wording import format_time, percent, sentence
 from lessons_lib.recording import RankLog, Recording
 from lessons_lib.replay import measured, replay
-from lessons_lib.svg import clip
-from lessons_lib.timeline_picture import LEFT, RIGHT, TOP, merged
-from lessons_lib.wording import format_time, percent, sentence
 
 SVG = "{http://www.w3.org/2000/svg}"
 SECOND = Device(flops=1e9, memory=1e9, memory_bandwidth=1e30, efficiency=1.0, name="toy")  # 1e9 FLOPs take one second

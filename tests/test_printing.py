@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from lessons_lib.printing import ERR, LINE_LENGTH, LINES_KEPT, MESSAGE, OTHER, OUT, Allowance, Assembler, Channel, Order
+from lessons_lib.ranks.printing import ERR, LINE_LENGTH, LINES_KEPT, MESSAGE, OTHER, OUT, Allowance, Assembler, Channel, Order
 
 TOKEN = b"\x01token\x02!"
 

@@ -18,11 +18,10 @@ import torch
 import torch.distributed as dist
 
 import lessons_lib
-from lessons_lib import launch
 from lessons_lib.errors import Deadlock, Mismatch, RankFailed, RunError
 from lessons_lib.hardware import Link
-from lessons_lib.printing import LINES_KEPT
-from lessons_lib.ranks import run
+from lessons_lib.ranks import launch, run
+from lessons_lib.ranks.printing import LINES_KEPT
 
 FACTOR = 3
 LOCK = threading.Lock()

@@ -11,16 +11,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 LIBRARY = ROOT / "lessons_lib"
 
-# A room is a file, or several that make one idea; a file without a line here is a room of its own name.
-FILES = {
-    "replay": "replay timeline matching simulate pricing sweeping lanes service wallclock critical",
-    "formulas": "formulas messages algorithms",
-    "plots": "plots timeline_picture curve_picture message_picture collective_picture text_pictures figures perfetto svg wording",
-    "explorers": "explorers sliders guesses collective_explorer",
-    "recorder": "recorder group handles pieces flight functional operators notes rules watch complaints throttle",
-    "ranks": "ranks launch template child supervise failures sending printing tracebacks",
-    "environment": "environment lab",
-}
+# A room is a file or a folder of its name; these are in one room with others.
+FILES = {"formulas": "formulas messages algorithms", "environment": "environment lab", "recorder": "recorder watch"}
 GROUND = {"errors", "hardware", "recording", "sources"}
 MAY_CALL = {
     "errors": set(),
@@ -42,16 +34,14 @@ MAY_CALL = {
     "checks": {"*"} - {"explorers"},
 }
 NEEDS_TORCH = {"recorder", "ranks", "models", "parallel", "checks"}
-THIN_CALLS = {("timeline", "plots")}  # Timeline.plot() and its like, imported when called
+THIN_CALLS = {("replay.timeline", "plots")}  # Timeline.plot() and its like, imported when called
 LINES = 320  # a file is one idea and fits a sitting
 
 
 def modules() -> dict[str, Path]:
-    """Every module of the library by its name within it: "replay", "parallel.data"."""
-    files = sorted(LIBRARY.rglob("*.py"))
-    return {
-        ".".join(f.relative_to(LIBRARY).with_suffix("").parts): f for f in files if f.parent == LIBRARY or f.name != "__init__.py"
-    }
+    """Every module of the library by its name within it: "replay" (also where that is a folder), "parallel.data"."""
+    parts = {f: f.relative_to(LIBRARY).with_suffix("").parts for f in sorted(LIBRARY.rglob("*.py"))}
+    return {".".join(p[:-1] if p[-1] == "__init__" and len(p) > 1 else p): f for f, p in parts.items()}
 
 
 def room_of(module: str) -> str:
@@ -59,8 +49,11 @@ def room_of(module: str) -> str:
     return next((room for room, files in FILES.items() if first in files.split()), first)
 
 
-def imports_of(source: str, module: str = "x") -> list[tuple[str, bool]]:
-    """What a module imports, as (name, whether only when a function is called); ours without the package's name."""
+def imports_of(source: str, module: str = "x", folder: bool = False) -> list[tuple[str, bool]]:
+    """What a module imports, as (name, whether only when a function is called); ours without the package's name.
+
+    `folder`: whether the module is the front of a folder, whose relative imports start inside it.
+    """
     found = []
 
     def look(node, called):
@@ -68,9 +61,10 @@ def imports_of(source: str, module: str = "x") -> list[tuple[str, bool]]:
             if isinstance(child, ast.Import):
                 found.extend((alias.name, called) for alias in child.names)
             elif isinstance(child, ast.ImportFrom):
-                up = module.split(".")[: -child.level] if child.level else []
+                inside = [*module.split("."), ""] if folder else module.split(".")
+                up = inside[: -child.level] if child.level else []
                 base = ".".join([*(["lessons_lib"] if child.level else []), *up, *filter(None, [child.module])])
-                if base == "lessons_lib":  # from . import lab
+                if base == "lessons_lib" or module.split(".")[0] == base.removeprefix("lessons_lib."):  # from . import lab
                     found.extend((f"{base}.{alias.name}", called) for alias in child.names)
                 else:
                     found.append((base, called))
@@ -83,7 +77,7 @@ def imports_of(source: str, module: str = "x") -> list[tuple[str, bool]]:
 def ours(module: str, path: Path, when_called: bool) -> set[str]:
     names = modules()
     found = set()
-    for name, called in imports_of(path.read_text(encoding="utf-8"), module):
+    for name, called in imports_of(path.read_text(encoding="utf-8"), module, path.name == "__init__.py"):
         target = next((n for n in (name, name.split(".")[0]) if n in names or n in MAY_CALL), None)
         if target and target != "torch" and (when_called or not called):
             found.add(target)

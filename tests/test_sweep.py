@@ -7,11 +7,10 @@ import numpy as np
 import pytest
 from recordings import random_program
 
-from lessons_lib import lanes, sweeping
 from lessons_lib.errors import Deadlock
 from lessons_lib.hardware import H100, NVLINK4, Cluster, Device, Link
 from lessons_lib.recording import RankLog, Recording
-from lessons_lib.replay import replay, sweep
+from lessons_lib.replay import lanes, replay, sweep, sweeping
 
 DEVICE = Device(1e9, 1e9, 1e9, 1.0)
 

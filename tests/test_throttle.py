@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from lessons_lib import Cluster, Link, measured, replay, run
 from lessons_lib.hardware import LAPTOP
-from lessons_lib.throttle import advance
+from lessons_lib.recorder.throttle import advance
 
 FAST = Link(bandwidth=1e9, latency=1e-4)
 

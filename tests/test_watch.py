@@ -7,8 +7,8 @@ import time
 import pytest
 
 from lessons_lib.errors import BufferMisuse, Deadlock, Mismatch
-from lessons_lib.notes import NoteReader, NoteWriter, Operation
 from lessons_lib.watch import GRACE, Watch
+from lessons_lib.watch.notes import NoteReader, NoteWriter, Operation
 
 
 class Ranks:

@@ -25,7 +25,7 @@ from lessons_lib.hardware import ETHERNET_10G, NVLINK4, Cluster, Device  # noqa:
 
 INSTANT = Device(1e30, 1e30, 1e30, 1.0)
 ELEMENTS, RANKS, PRESSES = 840 * 64, 8, 30
-CELL = """from lessons_lib.collective_explorer import compare_collectives
+CELL = """from lessons_lib.explorers.collective_explorer import compare_collectives
 from lessons_lib.hardware import NVLINK4
 
 w = compare_collectives(NVLINK4)
