@@ -130,7 +130,7 @@ def _explain_fit(link: Link, given, latency: float, bandwidth: float, good: list
             "That is the straight line with the least absolute errors. 2% of the largest time is more than the whole latency, so "
             "the largest messages decide alone: make the relative errors small."
         )
-    if expect_close(bandwidth, sizes[-1] / seconds[-1], 1e-3):
+    if not good[1] and expect_close(bandwidth, sizes[-1] / seconds[-1], 1e-3):
         return "That is bytes / time of the largest message, whose time still contains the latency."
     if good[1]:
         return "The bandwidth fits; the latency does not. Which messages tell you the latency?"
