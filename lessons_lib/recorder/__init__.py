@@ -6,7 +6,6 @@ before it starts; `finish()` hands back the rank's log. The program itself is pl
 
 from __future__ import annotations
 
-import sys
 import time
 import warnings
 from datetime import timedelta
@@ -20,13 +19,13 @@ from ..recording import EVENT, RankLog
 from ..sources import describe, is_user_code
 from ..watch import complaints
 from ..watch.notes import NoteWriter, Operation
+from .callers import calling_line
 from .flight import Flight, watch_reads, written_by
 from .handles import Handle
 from .operators import OperatorCounter, tensors_in
 from .pieces import check_dense
 
 FOREVER = timedelta(days=7)  # the launcher proves deadlocks and keeps the time limit; gloo's own must not come first
-PACKAGE = str(Path(__file__).parents[1])
 COLUMNS = EVENT.names
 
 
@@ -51,7 +50,6 @@ class Recorder:
         self._library: dict[int, Handle] = {}  # not waited for yet, and held inside a library
         self._unwaited: dict[int, tuple[str, str]] = {}  # what the program itself must wait for: name and line
         self._dropped = ""
-        self._kinds: dict = {}  # code object -> whose it is
         self._modes: list = []
         self._over = False
 
@@ -175,27 +173,10 @@ class Recorder:
     def _explain(self, func, error: Exception) -> Exception | None:
         """Why an operator cannot work without data; None if that is not the reason."""
         if type(error).__name__ in complaints.NEEDS_DATA:
-            return RunError(complaints.no_data(self.rank, self._where()[0], func._overloadpacket.__name__))
+            return RunError(complaints.no_data(self.rank, calling_line()[0], func._overloadpacket.__name__))
         return None
 
     # ---- communicating ----------------------------------------------------------------------------------------------
-
-    def _where(self) -> tuple[str, bool, str]:
-        """The line of the program, whether it called torch.distributed itself, and which function of it."""
-        frame, name, direct = sys._getframe(1), "", True
-        while frame is not None:
-            code = frame.f_code
-            kind = self._kinds.get(code)
-            if kind is None:
-                kind = self._kinds[code] = _whose(code.co_filename)
-            if kind == "user":
-                return describe(code.co_filename, frame.f_lineno), direct, name
-            if kind == "c10d" and code.co_name != "wrapper":
-                name = code.co_name
-            elif kind == "library":
-                direct = False
-            frame = frame.f_back
-        return "the program", direct, name
 
     def post(self, op, group, reads, writes, numel, nbytes, issue, peer=-1, tag=0, reduce="", splits=()) -> Handle:
         """Note an operation, start it with `issue()`, and return its handle.
@@ -203,7 +184,7 @@ class Recorder:
         `reads` and `writes` are its tensors; `numel` counts the elements that must agree between ranks; `nbytes` is the
         message, or the full buffer of the collective; `peer` is a global rank: the other side, or the root.
         """
-        where, direct, name = self._where()
+        where, direct, name = calling_line()
         name = name or op
         if self._dropped:
             raise BufferMisuse(self._dropped)
@@ -268,7 +249,7 @@ class Recorder:
         if index == len(self.log.events) - 1:  # nothing happened in between: a blocking call
             self._change(index, blocking=True, end=now)
         else:
-            self.log.wait(index, label=self._label(), line=self._where()[0], start=handle.began, end=now)
+            self.log.wait(index, label=self._label(), line=calling_line()[0], start=handle.began, end=now)
         self.notes.write("done", index, source)
 
     def give_up(self, handle: Handle) -> None:
@@ -304,12 +285,4 @@ class Recorder:
             if not handle.strict:
                 handle.wait()
             elif not handle.misuse:
-                handle.misuse = f"it was {how} by {what} at {where or self._where()[0]}"
-
-
-def _whose(filename: str) -> str:
-    if is_user_code(filename):
-        return "user"
-    if filename.startswith(PACKAGE) or filename.endswith("contextlib.py"):
-        return "ours"
-    return "c10d" if filename.endswith(("distributed_c10d.py", "c10d_logger.py")) else "library"
+                handle.misuse = f"it was {how} by {what} at {where or calling_line()[0]}"

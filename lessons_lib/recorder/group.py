@@ -13,6 +13,7 @@ from torch.distributed import distributed_c10d as c10d
 from ..errors import BufferMisuse
 from ..watch import complaints
 from . import pieces
+from .callers import calling_line
 from .handles import Handle, Several
 
 WORLD = "world"  # the label of the group of all ranks that is there from the start
@@ -91,7 +92,7 @@ class RecordedGroup(dist.ProcessGroup):
 
     def _check_apart(self, op: str, outputs, inputs=()) -> None:
         if kind := pieces.shared(outputs, inputs):
-            where, _, name = self.recorder._where()
+            where, _, name = calling_line()
             raise BufferMisuse(complaints.shared_memory(self.recorder.rank, name or op, where, kind))
 
     # ---- messages -----------------------------------------------------------------------------------------------------
@@ -282,7 +283,7 @@ def install(recorder) -> None:
             raise ValueError("new_group([]): name at least one rank, for example dist.new_group([0, 1]).")
         noted = not use_local_synchronization and set(members) <= set(range(recorder.world_size))
         if noted:  # else PyTorch says what is wrong
-            recorder.notes.write("group", members, recorder._where()[0])
+            recorder.notes.write("group", members, calling_line()[0])
         group = new_group(ranks, *args, use_local_synchronization=use_local_synchronization, **kwargs)
         if noted:
             recorder.notes.write("made")
