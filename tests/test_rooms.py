@@ -12,7 +12,12 @@ ROOT = Path(__file__).resolve().parents[1]
 LIBRARY = ROOT / "lessons_lib"
 
 # A room is a file or a folder of its name; these are in one room with others.
-FILES = {"formulas": "formulas messages algorithms", "environment": "environment lab", "recorder": "recorder watch"}
+FILES = {
+    "recording": "recording table",
+    "formulas": "formulas messages algorithms",
+    "environment": "environment lab",
+    "recorder": "recorder watch",
+}
 GROUND = {"errors", "hardware", "recording", "sources"}
 MAY_CALL = {
     "errors": set(),

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 import signal
+import traceback
+import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from .. import errors
-from ..errors import RankFailed, RunError
+from .. import errors, sources
+from ..errors import OrderWarning, RankFailed, RunError
 
 
 @dataclass(frozen=True)
@@ -140,3 +142,12 @@ def timed_out(seconds: float, stacks: dict[int, tuple[str, str]], doing: dict[in
 def _ranks(ranks: Iterable[int]) -> str:
     ranks = [str(r) for r in ranks]
     return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(ranks[:-1])} and {ranks[-1]}"
+
+
+def warn_of_order(text: str) -> None:
+    """An OrderWarning, shown with the learner's own line, and without the path of a temporary file."""
+    for frame in reversed(traceback.extract_stack()):
+        if sources.is_user_code(frame.filename):
+            warnings.warn_explicit(text, OrderWarning, sources.title(frame.filename), frame.lineno or 1)
+            return
+    warnings.warn(text, OrderWarning, stacklevel=2)

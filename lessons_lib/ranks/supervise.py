@@ -8,13 +8,10 @@ import select
 import signal
 import sys
 import time
-import traceback
-import warnings
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from .. import sources
-from ..errors import OrderWarning, RankFailed, RunError
+from ..errors import RankFailed, RunError
 from ..recording import Recording
 from ..watch import Watch
 from . import failures, launch, sending, tracebacks
@@ -125,7 +122,7 @@ class Supervisor:
         if self.proof is not None:
             raise self.proof
         for text in self.watch.warnings:
-            _warn(text)
+            failures.warn_of_order(text)
         return Recording.from_logs(
             logs, results=results, output=self.order.output(), warnings=list(self.watch.warnings), shapes_only=self.shapes_only
         )
@@ -295,12 +292,3 @@ class Supervisor:
             return "", ""
         stack = tracebacks.of_faulthandler(text)
         return tracebacks.place(stack), tracebacks.stack_text(stack)
-
-
-def _warn(text: str) -> None:
-    """Shown with the learner's own line, and without the path of a temporary file."""
-    for frame in reversed(traceback.extract_stack()):
-        if sources.is_user_code(frame.filename):
-            warnings.warn_explicit(text, OrderWarning, sources.title(frame.filename), frame.lineno or 1)
-            return
-    warnings.warn(text, OrderWarning, stacklevel=2)
