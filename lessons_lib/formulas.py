@@ -145,7 +145,8 @@ def hierarchical_all_reduce(
 ):
     """Reduce-scatter inside every node, all-reduce of bytes/k across nodes by each of its k members at once, all-gather inside.
 
-    Over the network each device sends 2(m-1)/m x bytes/k, with m nodes. Source: Jia et al., arXiv:1807.11205.
+    Over the network each device sends 2(m-1)/m x bytes/k, with m nodes. Source: Mikami et al., arXiv:1811.05233
+    (a grid of ranks); levels as such: Jia et al., arXiv:1807.11205.
     """
     k = whole(members_per_node, "The number of members per node", 1, LARGEST_GROUP)
     m = whole(nodes, "The number of nodes", 1, LARGEST_GROUP)

@@ -16,7 +16,7 @@ EXERCISES = (
         (
             "A message takes the latency, plus its size divided by the bandwidth. Bring all three into seconds and bytes, "
             "or seconds and bits.",
-            "Look at the lesson under 'Two constants', and at what it says about Gb and GB. There are 8 bits in a byte.",
+            "Look at the lesson under 'Two constants', and at what it says about bits and bytes. There are 8 bits in a byte.",
             "1 us is 1e-6 s, 1 Gbit/s is 1e9 bits per second; the message has 8 * nbytes bits.",
         ),
     ),

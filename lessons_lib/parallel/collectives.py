@@ -213,7 +213,7 @@ def hierarchical_all_reduce(x, inside, across, op=SUM):
 
     Reduce-scatter inside the node, all-reduce of this rank's chunk across nodes, all-gather inside. Each rank sends
     2(k-1)/k x S bytes inside its node and 2(m-1)/m x S/k across. The groups are those of `node_groups`.
-    Source: Jia et al., arXiv:1807.11205.
+    Source: Mikami et al., arXiv:1811.05233 (a grid of ranks); levels as such: Jia et al., arXiv:1807.11205.
     """
     mine = ring_reduce_scatter(x, op, inside)
     ring_all_reduce(mine, op, across)

@@ -46,7 +46,7 @@ def flat(x: torch.Tensor) -> torch.Tensor:
 
 
 def pieces(x: torch.Tensor, n: int) -> tuple[torch.Tensor, ...]:
-    """`x` cut into n chunks that share its memory; the first ones are one element longer where n does not divide, or 0 are left."""
+    """`x` cut into n chunks that share its memory; the first ones are one element longer where n does not divide."""
     if isinstance(n, bool) or not isinstance(n, int) or n < 1:
         raise ValueError(f"x is to be cut into {n!r} parts, but that must be a whole number of 1 or more.")
     return flat(x).tensor_split(n)
