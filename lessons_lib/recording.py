@@ -1,6 +1,6 @@
 """A recording: what every rank computed and sent, in the order in which its program did it.
 
-Ground floor: imports no torch and nothing of ours but its tables, so a saved recording can be replayed where torch is not installed.
+Ground floor: imports no torch and nothing of ours but its tables: a saved recording can be replayed without it.
 
 A rank's program is a list of events of five kinds:
 
