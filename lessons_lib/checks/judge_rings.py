@@ -59,7 +59,7 @@ def judge_left_all_gather(trial: Trial) -> str:
         taken = expect_steps(case, ranks - 1, _BOTH_AT_ONCE)
         trial.passed(ranks)
         if ranks == 5:
-            line = _ring_line(case, taken, 4 * length, "(n-1)/n of the result")
+            line = _ring_line(case, taken, 4 * length, "about (n-1)/n of the result")
     return line
 
 
@@ -102,7 +102,7 @@ def judge_left_reduce_scatter(trial: Trial) -> str:
         taken = expect_steps(case, ranks - 1, _BOTH_AT_ONCE)
         trial.passed(ranks)
         if ranks == 5:
-            line = _ring_line(case, taken, 4 * length, "(n-1)/n of the buffer")
+            line = _ring_line(case, taken, 4 * length, "about (n-1)/n of the buffer")
     return line
 
 
@@ -140,7 +140,7 @@ def judge_left_all_reduce(trial: Trial) -> str:
         taken = expect_steps(case, 2 * (ranks - 1), _BOTH_AT_ONCE)
         trial.passed(ranks)
         if ranks == 5:
-            line = _ring_line(case, taken, 4 * length, "2(n-1)/n of the buffer")
+            line = _ring_line(case, taken, 4 * length, "about 2(n-1)/n of the buffer")
     return line
 
 
