@@ -115,6 +115,7 @@ class JupyterLab:
                 process.kill()
             except psutil.Error:
                 pass
+        psutil.wait_procs(left, timeout=5)  # killed is not yet gone
 
     def tail(self, lines: int = 30) -> str:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])

@@ -23,7 +23,8 @@ def test_a_lesson_reads_well_runs_and_answers(open_notebook, name):
     notebook = open_notebook(name)
 
     # Read before anything has run: pictures and their words are there, no slider that would not move.
-    assert notebook.page.locator(".jp-RenderedHTMLCommon [class^=static-] img").count() > 0
+    still = notebook.page.locator(".jp-RenderedHTMLCommon [class^=static-] img")
+    wait_until("the stored pictures are drawn", lambda: still.count() > 0, 30)
     stored = "\n".join(notebook.outputs())
     assert not [words for words in BROKEN if words in stored]
     assert notebook.page.locator(".noUi-handle").count() == 0
