@@ -51,8 +51,9 @@ def overlapped_buckets():
 def main():
     cluster = Cluster(LAPTOP, nodes=1, devices_per_node=4, intra_node=LINK)
     for program in (ring_all_reduce, chain_of_sends, data_parallel_step, overlapped_buckets):
-        recording = run(program, ranks=4, throttle=LINK, timeout=120)
-        wall, virtual = measured(recording).step_time, replay(recording, cluster).step_time
+        recordings = [run(program, ranks=4, throttle=LINK, timeout=120) for _ in range(3)]
+        # a machine that is busy elsewhere only makes a run slower: the fastest of three is the least disturbed
+        wall, virtual = min(measured(r).step_time for r in recordings), replay(recordings[0], cluster).step_time
         print(f"{program.__name__:20s} measured {wall:.3f} s, replayed {virtual:.3f} s, ratio {wall / virtual:.3f}")
 
 
