@@ -1,0 +1,81 @@
+"""Linear layers cut over the ranks of a group, from a given whole nn.Linear: by columns, then by rows.
+
+Y = XA. By columns, each rank makes a part of Y's columns; by rows, each rank has a part of X's columns and makes a part of the sum.
+nn.Linear.weight is (outputs, inputs), the transpose of A: the columns of A are dim 0 of the weight. Source: arXiv:1909.08053.
+
+`sharded` names the parameters of which each rank holds another part; the others are replicated: the same on all ranks.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from .conjugates import f, g, share
+from .messages import position
+
+
+class ColumnParallelLinear(nn.Module):
+    """x (..., inputs), the same on all ranks -> this rank's outputs (..., outputs / n). Weight and bias are cut.
+
+    parts: sizes of the matrices fused in `full`, one below the other, such as Q, K and V: each is cut, and this rank's parts are
+    fused anew. enter: f (no call forward, an all-reduce of x's size backward), gather_sequence, or inside.
+    """
+
+    sharded = ("weight", "bias")
+
+    def __init__(self, full: nn.Linear, group=None, *, parts=None, enter=f):
+        super().__init__()
+        weight, bias = linear(full)
+        self.group, self.enter = group, enter
+        self.parts = [weight.shape[0]] if parts is None else list(parts)
+        if sum(self.parts) != weight.shape[0]:
+            raise ValueError(
+                f"parts {self.parts} sum to {sum(self.parts)}, but the layer has {weight.shape[0]} outputs: they must agree."
+            )
+        self.weight = parameter(weight, lambda w: cut(w, self.parts, group))
+        self.bias = None if bias is None else parameter(bias, lambda b: cut(b, self.parts, group))
+
+    def forward(self, x):
+        return F.linear(self.enter(x, self.group), self.weight, self.bias)
+
+
+class RowParallelLinear(nn.Module):
+    """This rank's inputs (..., inputs / n) -> the sum over ranks (..., outputs), to which the whole bias is added once.
+
+    leave: g (an all-reduce of the output's size forward, no call backward) or scatter_sequence. The bias is replicated: inside the
+    sum it would count n times.
+    """
+
+    sharded = ("weight",)
+
+    def __init__(self, full: nn.Linear, group=None, *, leave=g):
+        super().__init__()
+        weight, bias = linear(full)
+        self.group, self.leave = group, leave
+        self.weight = parameter(weight, lambda w: cut(w.T, [w.shape[1]], group, "inputs of the linear layer").T)
+        self.bias = None if bias is None else parameter(bias, lambda b: b)
+
+    def forward(self, x):
+        y = self.leave(F.linear(x, self.weight), self.group)
+        return y if self.bias is None else y + self.bias
+
+
+def cut(x, parts, group=None, what="outputs of the linear layer"):
+    """This rank's share of the rows of `x`: of each of the parts, one below the other."""
+    rank, _ = position(group)
+    lengths = [share(part, what, group) for part in parts]
+    return torch.cat([p.narrow(0, rank * length, length) for p, length in zip(x.split(list(parts)), lengths)])
+
+
+def parameter(whole, taken) -> nn.Parameter:
+    """A parameter with memory of its own: `taken` of the whole one, frozen if that is."""
+    return nn.Parameter(taken(whole.detach()).clone(memory_format=torch.contiguous_format), requires_grad=whole.requires_grad)
+
+
+def linear(full):
+    """(weight, bias or None) of a whole linear layer; TypeError if it is none."""
+    if not isinstance(full, nn.Linear):
+        raise TypeError(f"A whole nn.Linear is needed, to be cut here, not {full!r} (a {type(full).__name__}).")
+    return full.weight, full.bias
