@@ -1,0 +1,72 @@
+"""What the data-parallel code shares: which parameters train; gradients weighted by a rank's share, one buffer for many."""
+
+from __future__ import annotations
+
+import math
+from numbers import Real
+
+import torch
+from torch import nn
+
+__all__ = ["by_dtype", "check_share", "hand_back", "one_buffer", "trainable", "weighted_gradient"]
+
+
+def trainable(parameters) -> list[nn.Parameter]:
+    """Parameters that train, each once (tied ones are one), in the order given: of a model, or of a list of parameters."""
+    if isinstance(parameters, torch.Tensor):
+        raise TypeError("parameters is one tensor, but must be a model or a list of parameters: give [parameter].")
+    if isinstance(parameters, nn.Module):
+        parameters = parameters.parameters()
+    try:
+        found = list({id(p): p for p in parameters}.values())
+    except TypeError:
+        raise TypeError(
+            f"parameters must be a model or a list of parameters, not {parameters!r} (a {type(parameters).__name__})."
+        ) from None
+    for p in found:
+        if not isinstance(p, torch.Tensor):
+            raise TypeError(f"parameters holds {p!r} (a {type(p).__name__}), but each must be a tensor that is trained.")
+    found = [p for p in found if p.requires_grad]
+    if not found:
+        raise ValueError("parameters holds none that trains (requires_grad), so there is no gradient to average.")
+    return found
+
+
+def check_share(share) -> float:
+    """This rank's samples / samples of the whole batch: a number from 0 to 1. The shares of all ranks sum to 1."""
+    if isinstance(share, bool) or not isinstance(share, Real) or not math.isfinite(share) or not 0 <= share <= 1:
+        raise ValueError(
+            f"share is {share!r}, but must be a number from 0 to 1: the samples of this rank / the samples of the whole batch."
+        )
+    return float(share)
+
+
+def weighted_gradient(parameter, share) -> torch.Tensor:
+    """`share` x the parameter's gradient, as a new tensor; zeros where this rank has no gradient, or no samples (share 0)."""
+    gradient = parameter.grad
+    if gradient is None or share == 0:  # the mean over no samples is NaN, and 0 x NaN would be too
+        return torch.zeros_like(parameter, memory_format=torch.contiguous_format)
+    if gradient.is_sparse:
+        raise TypeError("A gradient is sparse (nn.Embedding(sparse=True)): only dense ones lie in a buffer. Use sparse=False.")
+    return (gradient * share).contiguous()
+
+
+def by_dtype(parameters) -> list[list[nn.Parameter]]:
+    """The parameters in groups of the same dtype and device, since a buffer has one of each; the order stays."""
+    groups: dict = {}
+    for p in parameters:
+        groups.setdefault((p.dtype, p.device), []).append(p)
+    return list(groups.values())
+
+
+def one_buffer(tensors, multiple=1) -> torch.Tensor:
+    """All elements one after the other in a new buffer, padded with zeros to a multiple of `multiple` elements."""
+    row = [t.detach().reshape(-1) for t in tensors]
+    padding = -sum(t.numel() for t in row) % multiple
+    return torch.cat([*row, row[0].new_zeros(padding)])
+
+
+def hand_back(buffer, parameters) -> None:
+    """Every parameter's gradient becomes its piece of the buffer; no element is copied."""
+    for p, piece in zip(parameters, buffer.split([p.numel() for p in parameters])):
+        p.grad = piece.view(p.shape)
