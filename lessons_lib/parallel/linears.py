@@ -38,7 +38,7 @@ class ColumnParallelLinear(nn.Module):
         self.bias = None if bias is None else parameter(bias, lambda b: cut(b, self.parts, group))
 
     def forward(self, x):
-        return F.linear(self.enter(x, self.group), self.weight, self.bias)
+        return F.linear(self.enter(_inputs(x, self.weight, "all inputs"), self.group), self.weight, self.bias)
 
 
 class RowParallelLinear(nn.Module):
@@ -58,7 +58,7 @@ class RowParallelLinear(nn.Module):
         self.bias = None if bias is None else parameter(bias, lambda b: b)
 
     def forward(self, x):
-        y = self.leave(F.linear(x, self.weight), self.group)
+        y = self.leave(F.linear(_inputs(x, self.weight, "this rank's part of the inputs alone"), self.weight), self.group)
         return y if self.bias is None else y + self.bias
 
 
@@ -72,6 +72,13 @@ def cut(x, parts, group=None, what="outputs of the linear layer"):
 def parameter(whole, taken) -> nn.Parameter:
     """A parameter with memory of its own: `taken` of the whole one, frozen if that is."""
     return nn.Parameter(taken(whole.detach()).clone(memory_format=torch.contiguous_format), requires_grad=whole.requires_grad)
+
+
+def _inputs(x, weight, which):
+    if not isinstance(x, torch.Tensor) or x.dim() == 0 or x.shape[-1] != weight.shape[1]:
+        shown = f"of {tuple(x.shape)}" if isinstance(x, torch.Tensor) else f"{x!r} (a {type(x).__name__})"
+        raise ValueError(f"x must be a tensor of (..., {weight.shape[1]}), {which}, not {shown}.")
+    return x
 
 
 def linear(full):

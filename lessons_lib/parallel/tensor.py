@@ -136,6 +136,11 @@ class ParallelTransformer(nn.Module):
     def forward(self, tokens):
         x = self.tokens(tokens)
         if self.positions is not None:
+            if tokens.shape[1] > self.positions.num_embeddings:
+                raise ValueError(
+                    f"The sequence has {tokens.shape[1]:,} tokens; this model takes 1 to {self.positions.num_embeddings:,}: "
+                    "its position table has no more rows."
+                )
             first = position(self.group)[0] * x.shape[1] if self.sequence_parallel else 0
             x = x + self.positions(torch.arange(first, first + x.shape[1], device=x.device))
         x = self.dropout(x)

@@ -294,6 +294,33 @@ def test_five_steps_of_the_transformer(ranks, shape):
     run(program, ranks=ranks)
 
 
+def test_two_groups_of_two_ranks_work_on_batches_of_their_own():
+    def program():
+        from lessons_lib.parallel.collectives import node_groups
+
+        group, _ = node_groups(2)
+        batch, place = divmod(dist.get_rank(), 2)
+        full = stirred(models.Transformer(SMALL))
+        tokens = torch.randint(SMALL.vocabulary, (2, 9), generator=torch.Generator().manual_seed(batch))
+        loss = models.next_token_loss(full(tokens[:, :-1]), tokens[:, 1:])
+        loss.backward()
+        norm = torch.stack([p.grad.square().sum() for p in full.parameters()]).sum().sqrt()
+        for sequence_parallel in (False, True):
+            split = tensor.ParallelTransformer(full, group, sequence_parallel=sequence_parallel)
+            got = tensor.vocabulary_parallel_loss(split(tokens[:, :-1]), tokens[:, 1:], group)
+            close(got, loss)
+            got.backward()
+            if sequence_parallel:
+                tensor.sum_replicated_gradients(split, group)
+            close(tensor.gradient_norm(split, group), norm)
+            close(split.tokens.weight.grad, full.embedding.tokens.weight.grad.chunk(2)[place], 1e-4)
+            close(split.positions.weight.grad, full.embedding.positions.weight.grad, 1e-4)
+        return loss.item()
+
+    losses = run(program, ranks=4).results
+    assert losses[0] == losses[1] != losses[2] == losses[3]
+
+
 # ---- calls and bytes -------------------------------------------------------------------------------------------------------
 
 
@@ -407,6 +434,17 @@ def test_dropout_masks(sequence_parallel):
     assert a[3] == b[3] == [1.0] * 64
 
 
+def test_dropout_of_replicas_equals_one_process_with_that_seed():
+    def program():
+        full, x = stirred(models.MLP(SMALL, dropout=0.5)), noise(2, 8, SMALL.hidden)
+        torch.manual_seed(9)
+        expected = full(x)
+        torch.manual_seed(dist.get_rank())
+        close(tensor.ParallelMLP(full, random=tensor.RandomStates(9))(x), expected)
+
+    run(program, ranks=2)
+
+
 def test_norm_counts_replicas_once():
     """4 ranks: sharded gradients 2 each (4 x 4 = 16), a replicated one 2 (4): sqrt(20) = 4.472, not sqrt(16 + 4 x 4) = 5.657."""
 
@@ -467,6 +505,11 @@ def test_what_cannot_be_cut_is_refused_in_a_sentence():
         attempt(tensor.VocabularyParallelEmbedding, nn.Embedding(50257, 4))
         attempt(tensor.scatter_sequence, torch.zeros(1, 5, 2))
         attempt(tensor.f, 3)
+        attempt(tensor.RowParallelLinear(nn.Linear(8, 4)), torch.zeros(2, 8))
+        attempt(tensor.ColumnParallelLinear(nn.Linear(8, 4)), None)
+        whole = models.Transformer(SMALL)
+        attempt(tensor.ParallelTransformer(whole), torch.zeros(1, 13, dtype=torch.int64))
+        attempt(tensor.ParallelTransformer(whole, sequence_parallel=True), torch.zeros(1, 6, dtype=torch.int64))
         attempt(tensor.ParallelMLP, models.MLP(SMALL, dropout=0.1))
         attempt(tensor.ParallelBlock, models.Block(SMALL), sequence_parallel=1)
         attempt(tensor.RandomStates, -1)
@@ -494,6 +537,10 @@ def test_what_cannot_be_cut_is_refused_in_a_sentence():
         "ValueError: The 50,257 tokens of the vocabulary cannot be cut into equal parts for 4 ranks",
         "ValueError: The 5 positions of the sequence cannot be cut",
         "TypeError: x must be a floating-point tensor, not 3",
+        "ValueError: x must be a tensor of (..., 2), this rank's part of the inputs alone, not of (2, 8).",
+        "ValueError: x must be a tensor of (..., 8), all inputs, not None (a NoneType).",
+        "ValueError: The sequence has 13 tokens; this model takes 1 to 12: its position table",
+        "ValueError: The 6 positions of the sequence cannot be cut",
         "ValueError: The module drops out 10%, so random must be RandomStates",
         "TypeError: sequence_parallel must be True or False, not 1",
         "ValueError: seed must be a whole number",
