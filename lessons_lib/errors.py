@@ -66,10 +66,14 @@ def _state(rank: int, doing: dict[int, str], ended) -> str:
 
 def _advice(waits: list[Wait], ended: set[int] | frozenset[int]) -> str:
     senders = {w.rank for w in waits if w.sends}
-    if any(w.sends and set(w.needs) & senders for w in waits):
+    both_send = {(w.rank, other) for w in waits if w.sends for other in set(w.needs) & senders}
+    if both_send:
+        # two even partners would both send first again; in a ring, parity helps
+        alike = any((b, a) in both_send and (a - b) % 2 == 0 for a, b in both_send)
+        order = "of two partners the lower rank sends, the other receives" if alike else "even ranks send, odd ranks receive"
         return (
             "What to do: a blocking send returns only when its message is received, so two ranks that both send first "
-            "wait for ever. Let one side receive first (even ranks send, odd ranks receive, then the other way round), "
+            f"wait for ever. Let one side receive first ({order}, then the other way round), "
             "or use dist.isend and wait after the receive."
         )
     if any(set(w.needs) & set(ended) for w in waits):

@@ -205,6 +205,25 @@ def test_a_mismatch_is_found_without_data():
         run(program, ranks=3, shapes_only=True)
 
 
+@pytest.mark.parametrize(
+    "partners, ranks, advice",
+    [
+        ({0: 1, 1: 0}, 2, "even ranks send, odd ranks receive"),
+        ({0: 2, 2: 0}, 3, "of two partners the lower rank sends, the other receives"),
+        ({0: 1, 1: 2, 2: 0}, 3, "even ranks send, odd ranks receive"),  # a ring
+    ],
+)
+def test_the_order_that_is_advised_would_help(partners, ranks, advice):
+    def program():
+        if dist.get_rank() in partners:
+            dist.send(torch.ones(8), partners[dist.get_rank()])
+            back = {to: sender for sender, to in partners.items()}[dist.get_rank()]
+            dist.recv(torch.ones(8), back)
+
+    with pytest.raises(Deadlock, match=advice):
+        replay(run(program, ranks=ranks, shapes_only=True), Cluster(H100))
+
+
 def test_a_deadlock_is_explained_by_the_replay_in_the_words_of_a_live_one():
     def program():
         other = 1 - dist.get_rank()

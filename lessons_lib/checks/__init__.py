@@ -15,7 +15,15 @@ class NotYet(AssertionError):
     """An answer does not pass yet. A notebook shows the sentence alone, without a traceback: the fault is not in the check."""
 
     def _render_traceback_(self) -> list[str]:
-        return str(self).splitlines()
+        return [part for line in str(self).splitlines() for part in _wrapped(line)]
+
+
+def _wrapped(line: str) -> list[str]:
+    """A line in parts of at most 100 columns: the Lab itself breaks long lines in the middle of a word."""
+    from textwrap import wrap
+
+    further = line[: len(line) - len(line.lstrip())] + "  "
+    return wrap(line, 100, subsequent_indent=further, break_long_words=False, break_on_hyphens=False) or [line]
 
 
 def check(answer, exercise: str | None = None) -> None:

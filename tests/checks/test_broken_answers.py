@@ -189,6 +189,16 @@ def test_what_it_prints_is_shown_when_it_fails_and_bounded(capsys):
     assert capsys.readouterr().out == ""
 
 
+def test_a_notebook_shows_it_in_lines_that_break_between_words():
+    words = "Not yet: relay.\n  rank 0 waits in " + "send of 3 float32 to rank 2 " * 8 + "\n\n" + "x" * 150
+    shown = NotYet(words)._render_traceback_()
+    assert shown[0] == "Not yet: relay." and shown[-2:] == ["", "x" * 150]
+    assert all(len(line) <= 100 for line in shown[:-1])
+    assert shown[1].startswith("  rank 0 ") and shown[2].startswith("    ")
+    assert " ".join(" ".join(shown).split()) == " ".join(words.split())
+    assert str(NotYet(words)) == words
+
+
 def test_what_it_prints_is_not_shown_when_it_passes(capsys):
     def chatty(mine, partner):
         print("hello")
