@@ -142,12 +142,14 @@ def test_a_blank_notebook_stops_at_its_first_exercise_with_a_sentence(solution, 
     failed = [cell for cell in notebook.cells if any(out.output_type == "error" for out in cell.get("outputs", []))]
     assert [cell.source for cell in failed] == [f"check({first.name})"]
     error = next(out for out in failed[0].outputs if out.output_type == "error")
-    assert error.traceback == [
+    lines = [
         f"Not yet: {first.name}.",
         f"{first.name} is still blank. Write your code in place of `raise NotImplementedError`, run that cell, then this one "
         "again.",
         f"hint({first.name}) gives a hint.",
     ]
+    assert error.traceback[0] == lines[0] and max(map(len, error.traceback)) <= 100
+    assert " ".join(error.traceback) == " ".join(lines)
 
 
 def test_every_blank_is_called_blank(solution, monkeypatch):

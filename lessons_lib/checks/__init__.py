@@ -22,8 +22,8 @@ def _wrapped(line: str) -> list[str]:
     """A line in parts of at most 100 columns: the Lab itself breaks long lines in the middle of a word."""
     from textwrap import wrap
 
-    further = line[: len(line) - len(line.lstrip())] + "  "
-    return wrap(line, 100, subsequent_indent=further, break_long_words=False, break_on_hyphens=False) or [line]
+    indent = line[: len(line) - len(line.lstrip())]
+    return wrap(line, 100, subsequent_indent=2 * indent, break_long_words=False, break_on_hyphens=False) or [line]
 
 
 def check(answer, exercise: str | None = None) -> None:
