@@ -13,6 +13,7 @@ it. Buckets that overlap with backward are in `buckets`, sharded states (ZeRO) i
 
 from __future__ import annotations
 
+import functools
 import math
 from contextlib import nullcontext
 from numbers import Integral, Real
@@ -138,7 +139,7 @@ def clip_gradients(max_norm, replicated=(), sharded=(), group=None) -> torch.Ten
     """Scale all gradients so that their norm over the whole model is at most `max_norm`; returns the norm before.
 
     `replicated`: parameters that every rank holds with the same gradient (after averaging): counted once, here. `sharded`: those of
-    which every rank holds another part: their squares are summed over ranks. An all-reduce of 4 bytes; none without `sharded`.
+    which every rank holds another part: their squares are summed over ranks. An all-reduce of one number; none without `sharded`.
     """
     if isinstance(max_norm, bool) or not isinstance(max_norm, Real) or math.isnan(max_norm) or max_norm <= 0:
         raise ValueError(f"max_norm is {max_norm!r}, but must be a positive number, such as 1.0.")
@@ -161,8 +162,12 @@ def _empty(given) -> bool:
 
 
 def _sum_of_squares(parameters) -> torch.Tensor:
-    total = torch.zeros(())
+    """In float32, or in float64 where a parameter is: bfloat16 would round it to two digits."""
+    if not parameters:
+        return torch.zeros(())
+    exact = functools.reduce(torch.promote_types, {p.dtype for p in parameters}, torch.float32)
+    total = torch.zeros((), dtype=exact, device=parameters[0].device)
     for p in parameters:
         if p.grad is not None:
-            total = total.to(p.device) + p.grad.float().square().sum()
+            total += p.grad.to(exact).square().sum()
     return total

@@ -3,19 +3,22 @@
 All in float64, so that only mistakes differ: AdamW divides small gradients by themselves, and would enlarge rounding.
 """
 
-from functools import partial
+from functools import cache, partial
 
 import torch
 import torch.distributed as dist
 from torch.profiler import record_function
 
-from lessons_lib import shapes
+from lessons_lib import run, shapes
 from lessons_lib.models import Transformer, next_token_loss
 from lessons_lib.parallel import data
 
 STEPS = 5
 SEQUENCE = 8
 BUCKET = 200_000  # bytes: about a third of a block
+SAMPLES = {2: 8, 3: 7, 4: 10}  # ranks: samples of a batch, so parts of 4 4, of 3 2 2 and of 3 3 2 2
+PARAMETERS = shapes.total_parameters(shapes.TINY)  # tied logits and embedding are one
+BLOCK = sum(shapes.layer_parameters(shapes.TINY).values())
 adamw = partial(torch.optim.AdamW, lr=0.01)
 
 
@@ -153,12 +156,12 @@ def fsdp2(samples):
         fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)
     optimizer = adamw(model.parameters())
+    dist.barrier()  # FSDP2 labels its calls itself: those of training are between two barriers
     for step in range(STEPS):
         batch = tokens(step, samples)
         mine = data.split_batch(batch)
         optimizer.zero_grad()
-        with record_function("fsdp2"):
-            (loss_of(model, mine) * (len(mine) / len(batch) * n)).backward()
+        (loss_of(model, mine) * (len(mine) / len(batch) * n)).backward()
         optimizer.step()
     dist.barrier()
     return [p.full_tensor().detach() for p in model.parameters()]
@@ -173,3 +176,13 @@ def every_way(samples):
     found = {way: replicated(samples, way) for way in REPLICATED}
     found |= {way: sharded(samples, way) for way in SHARDED}
     return {**found, "ddp": ddp(samples), "fsdp2": fsdp2(samples)}
+
+
+@cache
+def trained(ranks):
+    return run(every_way, SAMPLES[ranks], ranks=ranks)
+
+
+@cache
+def alone(samples, **how):
+    return one_process(samples, **how)
