@@ -140,7 +140,7 @@ def _bars(timeline, rows: list[int], scale: float, pitch: int, bar: int) -> tupl
         if titles[i]:
             drawn.append(f'<g class="titles" stroke="#000" stroke-opacity="0" stroke-width="{10 * bar}">{"".join(titles[i])}</g>')
         out.append(f'<g transform="translate({LEFT} {TOP + i * pitch + bar / 2:g}) scale(.1)" fill="none">{"".join(drawn)}</g>')
-    halo = 'stroke="#fff" stroke-width="3" paint-order="stroke" stroke-linejoin="round"'
+    halo = 'stroke="#fff" stroke-width="6" paint-order="stroke" stroke-linejoin="round"'
     for texts, how in zip(inside, ('fill="#fff"', halo)):
         if texts:
             written = "".join(f'<text x="{x}" y="{TOP + i * pitch + bar / 2 + 4:g}">{told}</text>' for i, x, told in texts)
