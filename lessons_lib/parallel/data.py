@@ -61,7 +61,9 @@ def split_batch(batch, group=None) -> torch.Tensor:
 
 
 def share_of_batch(samples, group=None) -> float:
-    """`samples` of this rank / samples of all ranks: for where no rank knows the whole batch. An all-reduce of 8 bytes."""
+    """`samples` of this rank / samples of all ranks: for where no rank knows the whole batch. An all-reduce of 8 bytes,
+    on PyTorch's default device.
+    """
     if isinstance(samples, bool) or not isinstance(samples, Integral) or not 0 <= samples < 2**62:
         raise ValueError(f"samples is {samples!r}, but must be the number of samples (or tokens) of this rank, 0 or more.")
     total = torch.tensor(samples)
@@ -101,7 +103,7 @@ def parameters_in_use(parameters, group=None) -> list[nn.Parameter]:
     One process leaves a parameter without gradient alone, while AdamW decays one whose gradient is zero: average these only.
     """
     parameters = trainable(parameters)
-    used = torch.tensor([p.grad is not None for p in parameters], dtype=torch.uint8)
+    used = torch.tensor([p.grad is not None for p in parameters], dtype=torch.uint8, device=parameters[0].device)
     dist.all_reduce(used, op=dist.ReduceOp.MAX, group=group)
     return [p for p, one in zip(parameters, used.tolist()) if one]
 

@@ -48,7 +48,7 @@ class FlatUnit:
         """The parameters become what all shards hold: an all-gather of S bytes. Nothing where they are here already."""
         if not self.here:
             self.full.untyped_storage().resize_(self.nbytes)
-            dist.all_gather_into_tensor(self.full, self.shard.detach(), group=self.group)
+            dist.all_gather_single(self.full, self.shard.detach(), group=self.group)
             self.here = True
 
     def free(self) -> None:
@@ -61,7 +61,7 @@ class FlatUnit:
         share = check_share(share)
         whole = one_buffer([weighted_gradient(p, share) for p in self.parameters], multiple=dist.get_world_size(self.group))
         mine = torch.empty_like(self.shard)
-        dist.reduce_scatter_tensor(mine, whole, group=self.group)
+        dist.reduce_scatter_single(mine, whole, group=self.group)
         self.shard.grad = mine if self.shard.grad is None else self.shard.grad + mine
         for p in self.parameters:
             p.grad = None
@@ -103,14 +103,14 @@ class Zero1:
     def __init__(self, model, make_optimizer, group=None):
         self.unit, self.share = FlatUnit(model, group), 1 / position(group)[1]
         self.shards = [self.unit.shard]
-        self.optimizer = make_optimizer(self.shards)
+        self.optimizer = _optimizer(make_optimizer, self.shards)
 
     def reduce_gradients(self) -> None:
         self.unit.reduce_gradients(self.share)
 
     def step(self) -> None:
         """Update this rank's part, forget its gradient, and fetch what the other ranks have updated."""
-        _update([self.unit], self.optimizer)
+        _update([self.unit], self.optimizer, self.unit.shard.grad is None)
         self.unit.gather()
 
 
@@ -125,7 +125,7 @@ class Zero2:
         units, rest = units_of(model, modules)
         self.units = [FlatUnit(unit, group) for unit in [*units, rest] if unit]
         self.share, self.shards = 1 / position(group)[1], [unit.shard for unit in self.units]
-        self.optimizer = make_optimizer(self.shards)
+        self.optimizer = _optimizer(make_optimizer, self.shards)
         self.waiting = _watch(self.units, self.reduce)
 
     def reduce(self, unit) -> None:
@@ -138,7 +138,7 @@ class Zero2:
             self.reduce(unit)
 
     def step(self) -> None:
-        _update(self.units, self.optimizer)
+        _update(self.units, self.optimizer, _incomplete(self.units, self.waiting))
         for unit in self.units:
             unit.gather()
 
@@ -154,7 +154,7 @@ class Zero3:
         units, rest = units_of(model, modules)
         self.units = [FlatUnit(unit, group) for unit in [*units, rest] if unit]
         self.share, self.shards = 1 / position(group)[1], [unit.shard for unit in self.units]
-        self.optimizer = make_optimizer(self.shards)
+        self.optimizer = _optimizer(make_optimizer, self.shards)
         self.waiting = _watch(self.units, self.reduce)
         for module, unit in zip(modules, self.units):
             module.register_forward_pre_hook(lambda module, inputs, unit=unit: unit.gather())
@@ -178,7 +178,7 @@ class Zero3:
             self.reduce(unit)
 
     def step(self) -> None:
-        _update(self.units, self.optimizer)
+        _update(self.units, self.optimizer, _incomplete(self.units, self.waiting))
 
     def gather(self) -> None:
         """All parameters on every rank, to save or to look at."""
@@ -209,8 +209,19 @@ def _incomplete(units, waiting) -> list:
     return [unit for unit in units if unit.shard.grad is None or len(waiting[unit]) < len(unit.parameters)]
 
 
-def _update(units, optimizer) -> None:
+def _optimizer(make_optimizer, shards):
+    if not callable(make_optimizer):
+        raise TypeError(
+            f"make_optimizer must be a function of the shards, such as lambda shards: torch.optim.AdamW(shards, lr=0.01), "
+            f"not {make_optimizer!r}."
+        )
+    return make_optimizer(shards)
+
+
+def _update(units, optimizer, incomplete) -> None:
     """Step on the shards, then forget their gradients; the whole parameters are out of date from here on."""
+    if incomplete:
+        raise RuntimeError("step() was called before reduce_gradients(): shards lack their gradient. Call that after backward.")
     optimizer.step()
     for unit in units:
         unit.shard.grad = None

@@ -1,5 +1,7 @@
 """Data parallel by hand: equal to one process, to DDP and to FSDP2; the wrong numbers beside the right ones."""
 
+import functools
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -112,6 +114,55 @@ def test_parameters_that_not_all_ranks_use():
     for results in run(program, Branches, ranks=3).results:
         for gradients in results:
             torch.testing.assert_close(gradients, [model.a.grad, model.b.grad, model.shared.grad])
+
+
+class Spare(nn.Module):
+    """Two layers, each with a weight that nobody uses."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(5)
+        self.layers = nn.ModuleList(nn.Linear(3, 3) for _ in range(2))
+        for layer in self.layers:
+            layer.unused = nn.Parameter(torch.ones(4))
+        self.scale = nn.Parameter(torch.full((3,), 2.0))
+
+    def forward(self, x):
+        return (self.scale * self.layers[1](self.layers[0](x).relu())).square().mean()
+
+
+def test_shards_with_parameters_that_nobody_uses_and_evaluation_between_steps():
+    sgd = functools.partial(torch.optim.SGD, lr=0.1)
+
+    def program(make):
+        found = []
+        for way in SHARDED:
+            model = make()
+            units = {} if way == "zero1" else {"modules": model.layers}
+            zero = {"zero1": data.Zero1, "zero2": data.Zero2, "zero3": data.Zero3}[way](model, make_optimizer=sgd, **units)
+            losses = []
+            for step in range(3):
+                x = torch.arange(12.0).view(4, 3) + step
+                with torch.no_grad():
+                    losses.append(model(x).item())
+                model(data.split_batch(x)).backward()
+                zero.reduce_gradients()
+                zero.step()
+            found.append(losses)
+        return found
+
+    model, losses = Spare(), []
+    optimizer = sgd(model.parameters())
+    for step in range(3):
+        optimizer.zero_grad()
+        loss = model(torch.arange(12.0).view(4, 3) + step)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[0] != losses[2]
+    for results in run(program, Spare, ranks=2).results:
+        for found in results:
+            assert found == pytest.approx(losses, rel=1e-4)
 
 
 def test_broadcast_parameters_hands_on_buffers_and_counts_as_the_model():
