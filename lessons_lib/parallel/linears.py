@@ -29,11 +29,7 @@ class ColumnParallelLinear(nn.Module):
         super().__init__()
         weight, bias = linear(full)
         self.group, self.enter = group, enter
-        self.parts = [weight.shape[0]] if parts is None else list(parts)
-        if sum(self.parts) != weight.shape[0]:
-            raise ValueError(
-                f"parts {self.parts} sum to {sum(self.parts)}, but the layer has {weight.shape[0]} outputs: they must agree."
-            )
+        self.parts = _parts(parts, weight.shape[0])
         self.weight = parameter(weight, lambda w: cut(w, self.parts, group))
         self.bias = None if bias is None else parameter(bias, lambda b: cut(b, self.parts, group))
 
@@ -72,6 +68,16 @@ def cut(x, parts, group=None, what="outputs of the linear layer"):
 def parameter(whole, taken) -> nn.Parameter:
     """A parameter with memory of its own: `taken` of the whole one, frozen if that is."""
     return nn.Parameter(taken(whole.detach()).clone(memory_format=torch.contiguous_format), requires_grad=whole.requires_grad)
+
+
+def _parts(parts, outputs):
+    """The sizes of the fused matrices, one by default; ValueError unless they make up all outputs."""
+    if parts is None:
+        return [outputs]
+    whole = isinstance(parts, (list, tuple)) and all(isinstance(p, int) and not isinstance(p, bool) and p > 0 for p in parts)
+    if not whole or sum(parts) != outputs:
+        raise ValueError(f"parts must be a list of sizes above 0 that sum to the layer's {outputs} outputs, not {parts!r}.")
+    return list(parts)
 
 
 def _inputs(x, weight, which):

@@ -67,6 +67,10 @@ class ParallelDropout(nn.Module):
 
     def __init__(self, p, stream):
         super().__init__()
+        if isinstance(p, bool) or not isinstance(p, Real) or not 0 <= p < 1:
+            raise ValueError(f"p must be a number from 0 up to, but not including, 1 (0.1 drops a tenth), not {p!r}.")
+        if p and not callable(stream):
+            raise TypeError(f"stream must be states.replicated or states.sharded of some RandomStates, not {stream!r}.")
         self.p, self.stream = p, stream
 
     def forward(self, x):

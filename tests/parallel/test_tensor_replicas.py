@@ -162,6 +162,10 @@ def test_what_cannot_be_cut_is_refused_in_a_sentence():
         attempt(tensor.ColumnParallelLinear, nn.Linear(4, 10))
         attempt(tensor.RowParallelLinear, nn.Linear(7, 4))
         attempt(tensor.ColumnParallelLinear, nn.Linear(4, 12), parts=[4, 4])
+        attempt(tensor.ColumnParallelLinear, nn.Linear(4, 12), parts=[16, -4])
+        attempt(tensor.ColumnParallelLinear, nn.Linear(4, 12), parts=3)
+        attempt(tensor.ParallelDropout, 1.0, None)
+        attempt(tensor.ParallelDropout, 0.5, None)
         attempt(tensor.ColumnParallelLinear, None)
         attempt(tensor.ParallelMLP, nn.Linear(4, 4))
         attempt(tensor.ParallelAttention, models.Attention(shapes.TINY_LLAMA))
@@ -193,7 +197,11 @@ def test_what_cannot_be_cut_is_refused_in_a_sentence():
         "Use 2 ranks, or a size that 4 divides, such as 12.",
         "ValueError: The 7 inputs of the linear layer cannot be cut into equal parts for 4 ranks: 7 / 4 leaves 3 over. "
         "Use 1 rank, or a size that 4 divides, such as 8.",
-        "ValueError: parts [4, 4] sum to 8, but",
+        "ValueError: parts must be a list of sizes above 0 that sum to the layer's 12 outputs, not [4, 4].",
+        "ValueError: parts must be a list of sizes above 0 that sum to the layer's 12 outputs, not [16, -4].",
+        "ValueError: parts must be a list of sizes above 0 that sum to the layer's 12 outputs, not 3.",
+        "ValueError: p must be a number from 0 up to",
+        "TypeError: stream must be states.replicated or states.sharded",
         "TypeError: A whole nn.Linear is needed, to be cut here, not None",
         "TypeError: An MLP with up, down, gate, dropout is needed, named so, not a Linear without up, down, gate, dropout.",
         "ValueError: 4 ranks, but only 2 key and value heads: each rank needs a whole one",
