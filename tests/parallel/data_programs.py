@@ -117,6 +117,14 @@ def sharded(samples, way, freeze=(), max_norm=None, microbatches=1):
     for name in freeze:
         model.get_parameter(name).requires_grad_(False)
     units = {} if way == "zero1" else {"modules": model.blocks}
+    seen = []  # elements of parameters in memory in the middle of each block's forward and backward
+
+    def look(module, inputs, output):
+        seen.append(elements(model)["parameters"])
+        output.register_hook(lambda gradient: seen.append(elements(model)["parameters"]))
+
+    for block in model.blocks:
+        block.mlp.register_forward_hook(look)
     make = partial({"zero1": data.Zero1, "zero2": data.Zero2, "zero3": data.Zero3}[way], **units)
     zero, norm = make(model, make_optimizer=adamw), None
     for step in range(STEPS):
@@ -132,6 +140,7 @@ def sharded(samples, way, freeze=(), max_norm=None, microbatches=1):
             if max_norm:
                 norm = data.clip_gradients(max_norm, sharded=zero.shards)
             zero.step()
+    counts |= {"parameters after backward": after_backward["parameters"], "most parameters": max(seen)}
     counts |= {"parameters": elements(model)["parameters"], "shards": sum(shard.numel() for shard in zero.shards)}
     counts["states"] = sum(t.numel() for state in zero.optimizer.state.values() for t in state.values() if t.dim())
     if way == "zero3":

@@ -102,7 +102,9 @@ def test_memory_of_each_rank_is_what_the_zero_formulas_say(ranks):
             mine = whole // ranks
             assert counts["shards"] == mine and counts["states"] == 2 * mine and counts["gradient shards"] == mine
             assert counts["gradients after backward"] == (PARAMETERS if way == "zero1" else 0)
-            assert counts["parameters"] == (0 if way == "zero3" else whole)
+            assert counts["parameters"] == counts["parameters after backward"] == (0 if way == "zero3" else whole)
+            one_block = padded(BLOCK, ranks) + padded(rest, ranks)  # ZeRO-3 has one block at a time, and what is in none
+            assert counts["most parameters"] == (one_block if way == "zero3" else whole)
         if PARAMETERS % ranks == BLOCK % ranks == 0:
             # bytes a parameter where weights and gradients take 2 bytes, and shards (the master copy) and Adam's moments 4
             def priced(counts, gradients):
