@@ -81,6 +81,19 @@ def test_a_rank_without_samples_adds_nothing():
         close(buckets, alone(2)[0])
 
 
+def test_a_mean_over_no_samples_is_nan_and_still_adds_nothing():
+    def program():
+        mine, found = data.split_batch(torch.tensor([3.0, 5.0])), []
+        for average in (data.average_gradients, data.average_gradients_flat):
+            weight = nn.Parameter(torch.ones(()))
+            gradient_of_mean(weight, mine)
+            average([weight], len(mine) / 2)
+            found.append(weight.grad.item())
+        return found
+
+    assert run(program, ranks=3).results == [[4.0, 4.0]] * 3
+
+
 class Branches(nn.Module):
     """Rank 0 uses `a`, the others `b`; nobody uses `c`; all use `shared`, twice."""
 
