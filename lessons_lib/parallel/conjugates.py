@@ -124,7 +124,7 @@ def _all_gather(x, group):
     _, n = position(group)
     mine = x.transpose(0, 1).contiguous()  # collectives cut the first dimension: the sequence must come first
     whole = mine.new_empty((n * mine.shape[0], *mine.shape[1:]))
-    dist.all_gather_into_tensor(whole, mine, group=group)
+    dist.all_gather_single(whole, mine, group=group)
     return whole.transpose(0, 1).contiguous()
 
 
@@ -132,5 +132,5 @@ def _reduce_scatter(x, group):
     _, n = position(group)
     whole = x.transpose(0, 1).contiguous()
     mine = whole.new_empty((whole.shape[0] // n, *whole.shape[1:]))
-    dist.reduce_scatter_tensor(mine, whole, group=group)
+    dist.reduce_scatter_single(mine, whole, group=group)
     return mine.transpose(0, 1).contiguous()
