@@ -267,18 +267,19 @@ def _members(members) -> int:
 
 
 def _bytes(nbytes):
-    return _numbers(nbytes, "The number of bytes", "a finite number of bytes, 0 or more", closed=True)
+    return numbers(nbytes, "The number of bytes", "a finite number of bytes, 0 or more", closed=True)
 
 
 def _latency(latency):
-    return _numbers(latency, "The latency", "a finite number of seconds, 0 or more", closed=True)
+    return numbers(latency, "The latency", "a finite number of seconds, 0 or more", closed=True)
 
 
 def _positive(value, what, allowed="a positive, finite number of bytes per second"):
-    return _numbers(value, what, allowed, closed=False)
+    return numbers(value, what, allowed, closed=False)
 
 
-def _numbers(value, what, allowed, closed):
+def numbers(value, what, allowed, closed):
+    """A number, or an array of numbers: above 0, or 0 too if `closed`. TypeError or ValueError says what is allowed."""
     if not isinstance(value, (np.ndarray, list, tuple)):
         return number(value, what, allowed, closed=closed)
     array = np.asarray(value)
@@ -287,5 +288,5 @@ def _numbers(value, what, allowed, closed):
     array = array.astype(float)
     bad = ~np.isfinite(array) | (array < 0 if closed else array <= 0)
     if bad.any():
-        raise ValueError(f"{what} has the value {array[bad][0]!r} among others, but each must be {allowed}.")
+        raise ValueError(f"{what} has the value {array[bad][0].item()!r} among others, but each must be {allowed}.")
     return array

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from .hardware import Link, number
+from .formulas import numbers
+from .hardware import Link
 
 
 def message_time(nbytes, link: Link):
     """Predicted seconds for one message of `nbytes` (a number or an array, 0 or more) that has the link for itself."""
     _check_link(link)
-    return link.latency + _column(nbytes, "The number of bytes", "finite numbers of bytes, 0 or more", closed=True) / link.bandwidth
+    return (
+        link.latency + numbers(nbytes, "The number of bytes", "a finite number of bytes, 0 or more", closed=True) / link.bandwidth
+    )
 
 
 def half_size(link: Link) -> float:
@@ -32,8 +35,8 @@ def fit_link(nbytes, seconds, name: str = "") -> Link:
     Least squares of the relative error: times differ by powers of ten, and an error of 10% counts the same in each. Latency is
     0 where the best fit would be negative. ValueError if no link is like that: fewer than two sizes, or times that do not grow.
     """
-    n = np.atleast_1d(_column(nbytes, "The number of bytes", "finite numbers of bytes, 0 or more", closed=True))
-    t = np.atleast_1d(_column(seconds, "A measured time", "positive, finite numbers of seconds", closed=False))
+    n = np.atleast_1d(numbers(nbytes, "The number of bytes", "a finite number of bytes, 0 or more", closed=True))
+    t = np.atleast_1d(numbers(seconds, "A measured time", "a positive, finite number of seconds", closed=False))
     if n.ndim != 1 or n.shape != t.shape:
         raise ValueError(f"There are {n.size} sizes and {t.size} times: give one measured time for each size.")
     if len(np.unique(n)) < 2:
@@ -51,16 +54,3 @@ def fit_link(nbytes, seconds, name: str = "") -> Link:
 def _check_link(link) -> None:
     if not isinstance(link, Link):
         raise TypeError(f"The link must be a hardware.Link, such as hardware.NVLINK4 or Link(10e9, 5e-6), not {link!r}.")
-
-
-def _column(values, what: str, allowed: str, closed: bool):
-    if not isinstance(values, (list, tuple, np.ndarray)):
-        return number(values, what, allowed, closed=closed)
-    array = np.asarray(values)
-    if array.dtype.kind not in "iuf" or not array.size:
-        raise TypeError(f"{what} must be one of {allowed}, or an array of them that is not empty, not {values!r}.")
-    array = array.astype(float)
-    bad = ~np.isfinite(array) | (array < 0 if closed else array <= 0)
-    if bad.any():
-        raise ValueError(f"{what} has the value {array[bad][0].item()!r} among others, but all must be {allowed}.")
-    return array
