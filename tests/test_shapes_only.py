@@ -238,3 +238,80 @@ def test_a_deadlock_is_explained_by_the_replay_in_the_words_of_a_live_one():
     for text in (str(live.value), str(replayed.value)):
         assert "rank 0 waits in send" in text and "rank 1 waits in send" in text and "even ranks send" in text
         assert "test_shapes_only.py, line" in text and "dist.send(torch.ones(8), other)" in text
+
+
+# ---- ranks that are alike: two run, all are recorded -----------------------------------------------------------------------
+
+
+def alike_step(elements, frees):
+    """Compute, a collective, and one whose wait comes later: the bytes depend on the number of ranks."""
+    n = dist.get_world_size()
+    x = torch.ones(elements, requires_grad=True)
+    (x * x).sum().backward()
+    handle = dist.all_reduce(x.grad, async_op=True)
+    shard = torch.empty(-(-elements // n))
+    whole = torch.empty(n * shard.numel())
+    dist.reduce_scatter_single(shard, whole)
+    handle.wait()
+    with torch.profiler.record_function("update"):
+        shard.add_(1)
+    return n, frees
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 8])
+def test_alike_ranks_are_recorded_as_if_each_had_run(ranks):
+    every = run(alike_step, 1001, "x", ranks=ranks, shapes_only=True)
+    alike = run(alike_step, 1001, "x", ranks=ranks, shapes_only=True, alike=True)
+    assert alike.results == every.results == [(ranks, "x")] * ranks
+    assert alike.world_size == ranks and alike.flops == every.flops and list(alike.collectives) == list(every.collectives)
+    assert alike.groups == every.groups and alike.operators == every.operators and alike.labels == every.labels
+    timeless = [name for name in EVENT.names if name not in ("start", "end")]
+    for one, other in zip(alike.events, every.events):
+        assert (one[timeless] == other[timeless]).all()
+    cluster = Cluster(H100, devices_per_node=8)
+    assert replay(alike, cluster).step_time == replay(every, cluster).step_time
+
+
+def test_many_alike_ranks_are_two_processes():
+    recording = run(alike_step, 4096, None, ranks=1024, shapes_only=True, alike=True)
+    assert [row[:2] for row in recording.collectives] == [("all_reduce", 1024), ("reduce_scatter", 1024)]
+    assert replay(recording, Cluster(H100, nodes=128)).world_size == 1024
+
+
+def rank_0_works_more():
+    x = torch.ones(8)
+    if dist.get_rank() == 0:
+        x = x * 2
+    dist.all_reduce(x)
+
+
+def reduces_in_pairs():
+    pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    dist.all_reduce(torch.ones(3), group=pairs[dist.get_rank() // 2])
+
+
+@pytest.mark.parametrize(
+    "program, said",
+    [
+        (exchange, "sends messages from rank to rank"),
+        (rank_0_works_more, "rank 1 comput"),
+        (reduces_in_pairs, "a collective of 2 of the 4 ranks"),
+    ],
+)
+def test_ranks_that_are_not_alike_are_refused(program, said):
+    with pytest.raises(RunError, match=f"alike=True, but .*{said}.*Leave it out"):
+        run(program, ranks=4, shapes_only=True, alike=True)
+
+
+@pytest.mark.parametrize(
+    "options, error, said",
+    [
+        ({"alike": 1, "shapes_only": True}, TypeError, "alike=1"),
+        ({"alike": True}, ValueError, "needs shapes_only=True"),
+        ({"alike": True, "shapes_only": True, "ranks": 1025}, ValueError, "ranks=1025: from 1 to 1024"),
+        ({"shapes_only": True, "ranks": 65}, ValueError, "ranks=65: from 1 to 64"),
+    ],
+)
+def test_alike_is_checked(options, error, said):
+    with pytest.raises(error, match=said):
+        run(exchange, **options)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import inspect
 import math
@@ -20,11 +21,12 @@ from typing import Any
 from .. import sources
 from ..errors import RunError
 from ..hardware import Link
-from ..recording import Recording
+from ..recording import COLLECTIVE, EVENT, RECV, SEND, Recording
 from . import child, launch, sending, tracebacks
 from .supervise import Supervisor
 
 MOST_RANKS = 64
+MOST_ALIKE = 1024  # of which only one is a process
 _PREFIX = "lessons-run-"
 
 
@@ -35,6 +37,7 @@ def run(
     shapes_only: bool = False,
     throttle: Link | None = None,
     timeout: float | None = 60.0,
+    alike: bool = False,
     **kwargs: Any,
 ) -> Recording:
     """Run program(*args, **kwargs) on every one of `ranks` processes (1 to 64), torch.distributed ready, and record it.
@@ -47,6 +50,8 @@ def run(
     shapes_only: tensors have shapes and no data; nothing is sent. A tensor in a result comes back on device "meta".
     throttle: every message takes this link's time on the wall clock.
     timeout: seconds after which the program is stopped; None waits for ever.
+    alike: with shapes_only, for a program that does the same on every rank (data parallel): ranks 0 and 1 run, as two of `ranks`
+    (up to 1024), and what rank 0 did and returned counts for all. RunError where they differ, send messages, or leave ranks out.
 
     Raises RankFailed (a rank raised, died or took too long), Deadlock, Mismatch, BufferMisuse; TypeError or ValueError for
     arguments that cannot work. After any of them, and after an interrupt, no rank is left.
@@ -54,13 +59,15 @@ def run(
     __tracebackhide__ = True
     error: BaseException
     try:
-        world_size = _checked(program, ranks, shapes_only, throttle, timeout)
+        world_size = _checked(program, ranks, shapes_only, throttle, timeout, alike)
         call = sending.pack(program, args, kwargs)
     except (RunError, TypeError, ValueError) as wrong:
         error = wrong
     else:
         try:
-            return _run(call, world_size, shapes_only, throttle, timeout)
+            if alike:
+                return _repeated(_run(call, world_size, shapes_only, throttle, timeout, processes=min(2, world_size)), world_size)
+            return _run(call, world_size, shapes_only, throttle, timeout, processes=world_size)
         except RunError as raised:
             error = raised
         except KeyboardInterrupt:
@@ -68,7 +75,9 @@ def run(
     raise tracebacks.for_learners(error) from None
 
 
-def _run(call: bytes, world_size: int, shapes_only: bool, throttle: Link | None, timeout: float | None) -> Recording:
+def _run(
+    call: bytes, world_size: int, shapes_only: bool, throttle: Link | None, timeout: float | None, processes: int
+) -> Recording:
     settings = {
         "world_size": world_size,
         "shapes_only": shapes_only,
@@ -82,11 +91,31 @@ def _run(call: bytes, world_size: int, shapes_only: bool, throttle: Link | None,
     with _folder() as folder:
         Path(folder, "program").write_bytes(call)
         Path(folder, "setup").write_bytes(pickle.dumps(settings))
-        supervisor = Supervisor(folder, world_size, settings, timeout)
+        supervisor = Supervisor(folder, processes, settings, timeout)
         try:
             return supervisor.run()
         finally:
             supervisor.close()
+
+
+def _repeated(few: Recording, world_size: int) -> Recording:
+    """The recording of ranks 0 and 1 of `world_size`, as if every rank had done what rank 0 did."""
+    events, timeless = few.events[0], [name for name in EVENT.names if name not in ("start", "end")]
+    calls = events[events["kind"] == COLLECTIVE]
+    sizes = {len(few.groups[number]) for number in calls["group"]}
+    why = ""
+    if (events["kind"] == SEND).any() or (events["kind"] == RECV).any():
+        why = "the program sends messages from rank to rank"
+    elif sizes - {world_size}:
+        why = f"the program calls a collective of {min(sizes)} of the {world_size} ranks"
+    elif any(len(own) != len(events) or (own[timeless] != events[timeless]).any() for own in few.events):
+        why = "rank 1 computes or communicates something else than rank 0"
+    elif any(len(own) != len(few.costs[0]) or (own != few.costs[0]).any() for own in few.costs):
+        why = "rank 1 computes something else than rank 0"
+    if why:
+        raise RunError(f"alike=True, but {why}, so ranks are not alike. Leave it out: then every rank runs (up to {MOST_RANKS}).")
+    repeated = {name: getattr(few, name)[:1] * world_size for name in ("events", "costs", "results")}
+    return dataclasses.replace(few, world_size=world_size, **repeated)
 
 
 @contextlib.contextmanager
@@ -137,20 +166,25 @@ def _abandoned(folder: Path) -> bool:
 # ---- arguments ---------------------------------------------------------------------------------------------------------
 
 
-def _checked(program, ranks, shapes_only, throttle, timeout) -> int:
+def _checked(program, ranks, shapes_only, throttle, timeout, alike) -> int:
     if child.inside is not None:
         raise RunError(
             f"run() was called inside rank {child.inside} of another run. A program on ranks talks to the other ranks with "
             "torch.distributed; call run() from the notebook or the script alone."
         )
     _check_program(program)
+    if not isinstance(alike, bool):
+        raise TypeError(f"alike={alike!r}: give True (rank 0 runs, the others do the same) or False")
+    most = MOST_ALIKE if alike else MOST_RANKS
     if isinstance(ranks, bool) or not hasattr(type(ranks), "__index__"):
-        raise TypeError(f"ranks={ranks!r}: give a whole number of processes from 1 to {MOST_RANKS}, for example ranks=4")
+        raise TypeError(f"ranks={ranks!r}: give a whole number of processes from 1 to {most}, for example ranks=4")
     ranks = operator.index(ranks)
-    if not 1 <= ranks <= MOST_RANKS:
-        raise ValueError(f"ranks={ranks}: from 1 to {MOST_RANKS} are possible, for example ranks=4")
+    if not 1 <= ranks <= most:
+        raise ValueError(f"ranks={ranks}: from 1 to {most} are possible, for example ranks=4")
     if not isinstance(shapes_only, bool):
         raise TypeError(f"shapes_only={shapes_only!r}: give True (shapes without data) or False")
+    if alike and not shapes_only:
+        raise ValueError("alike=True needs shapes_only=True: with data every rank has to run. Set that too, or leave alike out")
     if throttle is not None and not isinstance(throttle, Link):
         raise TypeError(f"throttle={throttle!r}: give a Link, for example Link(bandwidth=1e9, latency=1e-4), or None")
     if throttle is not None and shapes_only:
