@@ -14,7 +14,7 @@ LIBRARY = ROOT / "lessons_lib"
 # A room is a file or a folder of its name; these are in one room with others.
 FILES = {
     "recording": "recording table",
-    "formulas": "formulas messages algorithms",
+    "formulas": "formulas messages algorithms splitting",
     "environment": "environment lab",
     "recorder": "recorder watch",
 }
