@@ -15,16 +15,22 @@ from numbers import Integral
 
 import torch.distributed as dist
 
-from .flat import by_dtype, check_share, hand_back, one_buffer, trainable, weighted_gradient
+from .flat import by_dtype, hand_back, one_buffer, trainable, weighted_gradient
 from .messages import position
 
 BUCKET_BYTES = 25 * 2**20  # DDP's bucket_cap_mb=25
 
 
+def whole_bytes(bucket_bytes) -> int:
+    if isinstance(bucket_bytes, bool) or not isinstance(bucket_bytes, Integral) or bucket_bytes < 1:
+        raise ValueError(f"bucket_bytes is {bucket_bytes!r}, but must be a whole number of bytes, 1 or more.")
+    return int(bucket_bytes)
+
+
 def cut_into_buckets(parameters, bucket_bytes):
     """Lists of parameters, from the last to the first, as backward comes to them, each of at most `bucket_bytes` or of one."""
-    buckets = []
-    for same in by_dtype(reversed(parameters)):
+    buckets, bucket_bytes = [], whole_bytes(bucket_bytes)
+    for same in by_dtype(reversed(trainable(parameters))):
         size = bucket_bytes  # full: the first parameter opens a bucket
         for p in same:
             nbytes = p.numel() * p.element_size()
@@ -36,6 +42,15 @@ def cut_into_buckets(parameters, bucket_bytes):
     return buckets
 
 
+def add_once(arrived, parameter) -> None:
+    if parameter in arrived:
+        raise RuntimeError(
+            "Backward ran a second time before buckets.wait(): what was sent lacks the second gradient. For several "
+            "microbatches run all backwards but the last under `with buckets.no_synchronisation():`."
+        )
+    arrived.add(parameter)
+
+
 class Buckets:
     """Averages the gradients of `parameters` (or of a model) during backward: G bytes in one all-reduce a bucket.
 
@@ -45,30 +60,23 @@ class Buckets:
     """
 
     def __init__(self, parameters, bucket_bytes=BUCKET_BYTES, group=None):
-        if isinstance(bucket_bytes, bool) or not isinstance(bucket_bytes, Integral) or bucket_bytes < 1:
-            raise ValueError(f"bucket_bytes is {bucket_bytes!r}, but must be a whole number of bytes, 1 or more.")
         self.group, self.share, self.synchronise = group, 1 / position(group)[1], True
-        self.buckets = cut_into_buckets(trainable(parameters), bucket_bytes)
+        self.buckets = cut_into_buckets(parameters, bucket_bytes)
         self.arrived = set()  # parameters whose gradient is complete
         self.flying = []  # (buffer, handle) of each bucket that has started, in order
-        self.hooks = [p.register_post_accumulate_grad_hook(self.gradient_ready) for bucket in self.buckets for p in bucket]
+        self.hooks = [p.register_post_accumulate_grad_hook(self.gradient_ready) for p in sum(self.buckets, [])]
 
     def gradient_ready(self, parameter) -> None:
         """Backward calls this when it has added all that belongs to parameter.grad: once a backward, also for a tied one."""
         if not self.synchronise:
             return
-        if parameter in self.arrived:
-            raise RuntimeError(
-                "Backward ran a second time before buckets.wait(): what was sent lacks the second gradient. For several "
-                "microbatches run all backwards but the last under `with buckets.no_synchronisation():`."
-            )
-        self.arrived.add(parameter)
+        add_once(self.arrived, parameter)
         while len(self.flying) < len(self.buckets) and self.arrived.issuperset(self.buckets[len(self.flying)]):
             self.start_next()
 
     def start_next(self) -> None:
-        share = check_share(self.share)
-        buffer = one_buffer([weighted_gradient(p, share) for p in self.buckets[len(self.flying)]])
+        bucket = self.buckets[len(self.flying)]
+        buffer = one_buffer([weighted_gradient(p, self.share) for p in bucket])
         self.flying.append((buffer, dist.all_reduce(buffer, group=self.group, async_op=True)))
 
     def wait(self) -> None:

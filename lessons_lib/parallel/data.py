@@ -13,7 +13,6 @@ it. Buckets that overlap with backward are in `buckets`, sharded states (ZeRO) i
 
 from __future__ import annotations
 
-import functools
 import math
 from contextlib import nullcontext
 from numbers import Integral, Real
@@ -23,7 +22,7 @@ import torch.distributed as dist
 from torch import nn
 
 from .buckets import BUCKET_BYTES, Buckets
-from .flat import by_dtype, check_share, hand_back, one_buffer, trainable, weighted_gradient
+from .flat import by_dtype, hand_back, one_buffer, parts_of_batch, samples_of, sum_of_squares, trainable, weighted_gradient
 from .messages import flat, position
 from .sharded import FlatUnit, Zero1, Zero2, Zero3, units_of
 
@@ -42,11 +41,17 @@ def broadcast_parameters(model, root=0, group=None) -> None:
 
     A broadcast a tensor, frozen ones too: the bytes of the model in all. Once, before the first step.
     """
+    tensors = tensors_of(model)
+    position(group, root)
+    for tensor in tensors:
+        dist.broadcast(flat(tensor), group_src=root, group=group)
+
+
+def tensors_of(model) -> list[torch.Tensor]:
+    """Parameters and buffers, each once."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be an nn.Module, not {model!r} (a {type(model).__name__}).")
-    position(group, root)
-    for tensor in [*model.parameters(), *model.buffers()]:
-        dist.broadcast(flat(tensor), group_src=root, group=group)
+    return [*model.parameters(), *model.buffers()]
 
 
 def split_batch(batch, group=None) -> torch.Tensor:
@@ -55,9 +60,7 @@ def split_batch(batch, group=None) -> torch.Tensor:
     Nothing is sent. With fewer samples than ranks the last ranks have none: their share is 0.
     """
     rank, n = position(group)
-    if not isinstance(batch, torch.Tensor) or batch.dim() == 0:
-        raise TypeError(f"batch must be a tensor with the samples along its first dimension, not {batch!r}.")
-    return batch.tensor_split(n)[rank]
+    return samples_of(batch).tensor_split(n)[rank]
 
 
 def share_of_batch(samples, group=None) -> float:
@@ -82,16 +85,14 @@ def average_gradients(parameters, share, group=None) -> None:
     P all-reduces, G bytes in all. A rank without a gradient adds zeros. `share`: this rank's samples / all samples; with 1/n for
     uneven parts the result is a mean of means, which is another number.
     """
-    parameters, share = trainable(parameters), check_share(share)
-    for p in parameters:
+    for p in trainable(parameters):
         p.grad = weighted_gradient(p, share)
         dist.all_reduce(p.grad, group=group)
 
 
 def average_gradients_flat(parameters, share, group=None) -> None:
     """The same through one buffer: 1 all-reduce (one a dtype) of G bytes, so latency is paid once. It takes G bytes more memory."""
-    parameters, share = trainable(parameters), check_share(share)
-    for same in by_dtype(parameters):
+    for same in by_dtype(trainable(parameters)):
         buffer = one_buffer([weighted_gradient(p, share) for p in same])
         dist.all_reduce(buffer, group=group)
         hand_back(buffer, same)
@@ -117,18 +118,11 @@ def accumulate_gradients(loss_of, microbatches, buckets=None) -> torch.Tensor:
     loss_of(microbatch) is the mean loss of one. Each is scaled by its part of the samples before backward (1/m for m equal ones).
     Nothing is sent: average once afterwards. Or, with `buckets`, the last backward alone sends; wait for it afterwards.
     """
-    if not callable(loss_of):
-        raise TypeError(f"loss_of must be a function of a microbatch that returns its mean loss, not {loss_of!r}.")
-    if not isinstance(microbatches, (list, tuple)) or not microbatches:
-        raise ValueError(f"microbatches must be a list of one tensor or more, not {microbatches!r}: batch.tensor_split(m).")
-    counts = [len(microbatch) for microbatch in microbatches]
-    if 0 in counts:
-        raise ValueError(f"The microbatches have {counts} samples, but each must have one or more: take fewer microbatches.")
-    total = 0.0
-    for number, microbatch in enumerate(microbatches, 1):
-        quiet = buckets is not None and number < len(counts)
+    parts, total = parts_of_batch(microbatches, loss_of), 0.0
+    for number, (microbatch, part) in enumerate(zip(microbatches, parts), 1):
+        quiet = buckets is not None and number < len(parts)
         with buckets.no_synchronisation() if quiet else nullcontext():
-            loss = loss_of(microbatch) * (len(microbatch) / sum(counts))
+            loss = loss_of(microbatch) * part
             loss.backward()
         total = total + loss.detach()
     return total
@@ -143,33 +137,33 @@ def clip_gradients(max_norm, replicated=(), sharded=(), group=None) -> torch.Ten
     `replicated`: parameters that every rank holds with the same gradient (after averaging): counted once, here. `sharded`: those of
     which every rank holds another part: their squares are summed over ranks. An all-reduce of one number; none without `sharded`.
     """
-    if isinstance(max_norm, bool) or not isinstance(max_norm, Real) or math.isnan(max_norm) or max_norm <= 0:
-        raise ValueError(f"max_norm is {max_norm!r}, but must be a positive number, such as 1.0.")
-    alike, parts = (trainable(given) if not _empty(given) else [] for given in (replicated, sharded))
-    if both := {id(p) for p in alike} & {id(p) for p in parts}:
-        raise ValueError(f"{len(both)} of the parameters are among both the replicated and the sharded ones: each is one of them.")
-    squares = _sum_of_squares(parts)
+    max_norm, (alike, parts) = limit(max_norm), told_apart(replicated, sharded)
+    squares = sum_of_squares(parts)
     if parts:
         dist.all_reduce(squares, group=group)
-    norm = (squares + _sum_of_squares(alike)).sqrt()
-    scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)  # as torch.nn.utils.clip_grad_norm_ does
-    for p in alike + parts:
-        if p.grad is not None:
-            p.grad.mul_(scale)
+    norm = (squares + sum_of_squares(alike)).sqrt()
+    scale_gradients(alike + parts, max_norm / (norm + 1e-6))  # as torch.nn.utils.clip_grad_norm_ does
     return norm
 
 
-def _empty(given) -> bool:
-    return isinstance(given, (list, tuple)) and not given
+def limit(max_norm) -> float:
+    """`max_norm`, which must be a positive number."""
+    if isinstance(max_norm, bool) or not isinstance(max_norm, Real) or math.isnan(max_norm) or max_norm <= 0:
+        raise ValueError(f"max_norm is {max_norm!r}, but must be a positive number, such as 1.0.")
+    return float(max_norm)
 
 
-def _sum_of_squares(parameters) -> torch.Tensor:
-    """In float32, or in float64 where a parameter is: bfloat16 would round it to two digits."""
-    if not parameters:
-        return torch.zeros(())
-    exact = functools.reduce(torch.promote_types, {p.dtype for p in parameters}, torch.float32)
-    total = torch.zeros((), dtype=exact, device=parameters[0].device)
+def scale_gradients(parameters, scale) -> None:
+    """Multiply all gradients by `scale`, a tensor of one number, where that is below 1."""
     for p in parameters:
         if p.grad is not None:
-            total += p.grad.to(exact).square().sum()
-    return total
+            p.grad.mul_(scale.clamp(max=1.0))
+
+
+def told_apart(replicated, sharded) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+    """Both as lists of parameters that train, each once; ValueError where a parameter is among both."""
+    empty = (isinstance(given, (list, tuple)) and not given for given in (replicated, sharded))
+    alike, parts = ([] if none else trainable(given) for none, given in zip(empty, (replicated, sharded)))
+    if both := {id(p) for p in alike} & {id(p) for p in parts}:
+        raise ValueError(f"{len(both)} of the parameters are among both the replicated and the sharded ones: each is one of them.")
+    return alike, parts

@@ -1,14 +1,16 @@
-"""What the data-parallel code shares: which parameters train; gradients weighted by a rank's share, one buffer for many."""
+"""What the data-parallel code shares: samples and shares; which parameters train; weighted gradients, one buffer for many."""
 
 from __future__ import annotations
 
+import functools
 import math
 from numbers import Real
 
 import torch
 from torch import nn
 
-__all__ = ["by_dtype", "check_share", "hand_back", "one_buffer", "trainable", "weighted_gradient"]
+__all__ = ["by_dtype", "check_share", "hand_back", "one_buffer", "one_dtype", "parts_of_batch", "samples_of", "sum_of_squares",
+           "trainable", "weighted_gradient"]  # fmt: skip
 
 
 def trainable(parameters) -> list[nn.Parameter]:
@@ -43,7 +45,7 @@ def check_share(share) -> float:
 
 def weighted_gradient(parameter, share) -> torch.Tensor:
     """`share` x the parameter's gradient, as a new tensor; zeros where this rank has no gradient, or no samples (share 0)."""
-    gradient = parameter.grad
+    gradient, share = parameter.grad, check_share(share)
     if gradient is None or share == 0:  # the mean over no samples is NaN, and 0 x NaN would be too
         return torch.zeros_like(parameter, memory_format=torch.contiguous_format)
     if gradient.is_sparse:
@@ -59,6 +61,15 @@ def by_dtype(parameters) -> list[list[nn.Parameter]]:
     return list(groups.values())
 
 
+def one_dtype(parameters) -> list[nn.Parameter]:
+    """`trainable(parameters)`, which must all have the same dtype."""
+    parameters = trainable(parameters)
+    if len(dtypes := {p.dtype for p in parameters}) > 1:
+        names = ", ".join(sorted(map(str, dtypes)))
+        raise ValueError(f"The parameters of a unit are of {names}, but one buffer has one dtype: make a unit of each.")
+    return parameters
+
+
 def one_buffer(tensors, multiple=1) -> torch.Tensor:
     """All elements one after the other in a new buffer, padded with zeros to a multiple of `multiple` elements."""
     row = [t.detach().reshape(-1) for t in tensors]
@@ -70,3 +81,40 @@ def hand_back(buffer, parameters) -> None:
     """Every parameter's gradient becomes its piece of the buffer; no element is copied."""
     for p, piece in zip(parameters, buffer.split([p.numel() for p in parameters])):
         p.grad = piece.view(p.shape)
+
+
+# ---- samples -----------------------------------------------------------------------------------------------------------------
+
+
+def samples_of(batch) -> torch.Tensor:
+    """`batch`, which must be a tensor (samples, ...)."""
+    if not isinstance(batch, torch.Tensor) or batch.dim() == 0:
+        raise TypeError(f"batch must be a tensor with the samples along its first dimension, not {batch!r}.")
+    return batch
+
+
+def parts_of_batch(microbatches, loss_of) -> list[float]:
+    """Of each microbatch, its samples / the samples of all: 1/m for m equal ones. `loss_of` must be a function of one."""
+    if not callable(loss_of):
+        raise TypeError(f"loss_of must be a function of a microbatch that returns its mean loss, not {loss_of!r}.")
+    if not isinstance(microbatches, (list, tuple)) or not microbatches:
+        raise ValueError(f"microbatches must be a list of one tensor or more, not {microbatches!r}: batch.tensor_split(m).")
+    counts = [len(microbatch) for microbatch in microbatches]
+    if 0 in counts:
+        raise ValueError(f"The microbatches have {counts} samples, but each must have one or more: take fewer microbatches.")
+    return [count / sum(counts) for count in counts]
+
+
+# ---- norms -------------------------------------------------------------------------------------------------------------------
+
+
+def sum_of_squares(parameters) -> torch.Tensor:
+    """Of all elements of the gradients, in float32, or in float64 where a parameter is: bfloat16 would round it to two digits."""
+    if not parameters:
+        return torch.zeros(())
+    exact = functools.reduce(torch.promote_types, {p.dtype for p in parameters}, torch.float32)
+    total = torch.zeros((), dtype=exact, device=parameters[0].device)
+    for p in parameters:
+        if p.grad is not None:
+            total += p.grad.to(exact).square().sum()
+    return total

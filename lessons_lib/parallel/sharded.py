@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from .flat import check_share, one_buffer, trainable, weighted_gradient
+from .flat import one_buffer, one_dtype, weighted_gradient
 from .messages import position
 
 
@@ -28,21 +28,13 @@ class FlatUnit:
     """
 
     def __init__(self, parameters, group=None):
-        self.parameters, self.group = trainable(parameters), group
-        if len(dtypes := {p.dtype for p in self.parameters}) > 1:
-            names = ", ".join(sorted(map(str, dtypes)))
-            raise ValueError(f"The parameters of a unit are of {names}, but one buffer has one dtype: make a unit of each.")
+        self.parameters, self.group = one_dtype(parameters), group
         rank, n = position(group)
         self.full = one_buffer(self.parameters, multiple=n)
         self.nbytes, self.here = self.full.numel() * self.full.element_size(), True
-        for p, piece in zip(self.parameters, self.full.split([*(p.numel() for p in self.parameters), self.padding])):
-            p.data = piece.view(p.shape)
+        for p, piece in zip(self.parameters, views(self.full, self.parameters)):
+            p.data = piece
         self.shard = nn.Parameter(self.full.chunk(n)[rank].clone())
-
-    @property
-    def padding(self) -> int:
-        """Elements at the end of the buffer that belong to no parameter: fewer than n."""
-        return self.full.numel() - sum(p.numel() for p in self.parameters)
 
     def gather(self) -> None:
         """The parameters become what all shards hold: an all-gather of S bytes. Nothing where they are here already."""
@@ -58,13 +50,26 @@ class FlatUnit:
 
     def reduce_gradients(self, share) -> None:
         """Add the averaged gradient to the shard's and drop the whole one: a reduce-scatter of S bytes."""
-        share = check_share(share)
-        whole = one_buffer([weighted_gradient(p, share) for p in self.parameters], multiple=dist.get_world_size(self.group))
+        n = dist.get_world_size(self.group)
+        whole = one_buffer([weighted_gradient(p, share) for p in self.parameters], multiple=n)
         mine = torch.empty_like(self.shard)
         dist.reduce_scatter_single(mine, whole, group=self.group)
         self.shard.grad = mine if self.shard.grad is None else self.shard.grad + mine
         for p in self.parameters:
             p.grad = None
+
+
+def views(buffer, parameters) -> list[torch.Tensor]:
+    """The buffer's pieces, one for each parameter and of its shape; they share the buffer's memory."""
+    counts = [p.numel() for p in parameters]
+    pieces = buffer[: sum(counts)].split(counts)
+    return [piece.view(p.shape) for p, piece in zip(parameters, pieces)]
+
+
+def flat_units(model, modules, group=None) -> list[FlatUnit]:
+    """A unit for each of `modules`, and one more for what is in none of them, if anything is."""
+    units, rest = units_of(model, modules)
+    return [FlatUnit(unit, group) for unit in [*units, rest] if unit]
 
 
 def units_of(model, modules) -> tuple[list[list[nn.Parameter]], list[nn.Parameter]]:
@@ -103,14 +108,14 @@ class Zero1:
     def __init__(self, model, make_optimizer, group=None):
         self.unit, self.share = FlatUnit(model, group), 1 / position(group)[1]
         self.shards = [self.unit.shard]
-        self.optimizer = _optimizer(make_optimizer, self.shards)
+        self.optimizer = optimizer_of(self.shards, make_optimizer)
 
     def reduce_gradients(self) -> None:
         self.unit.reduce_gradients(self.share)
 
     def step(self) -> None:
         """Update this rank's part, forget its gradient, and fetch what the other ranks have updated."""
-        _update([self.unit], self.optimizer, self.unit.shard.grad is None)
+        update_shards([self.unit], self.optimizer)
         self.unit.gather()
 
 
@@ -122,11 +127,10 @@ class Zero2:
     """
 
     def __init__(self, model, modules, make_optimizer, group=None):
-        units, rest = units_of(model, modules)
-        self.units = [FlatUnit(unit, group) for unit in [*units, rest] if unit]
+        self.units = flat_units(model, modules, group)
         self.share, self.shards = 1 / position(group)[1], [unit.shard for unit in self.units]
-        self.optimizer = _optimizer(make_optimizer, self.shards)
-        self.waiting = _watch(self.units, self.reduce)
+        self.optimizer = optimizer_of(self.shards, make_optimizer)
+        self.waiting = watch(self.units, self.reduce)
 
     def reduce(self, unit) -> None:
         unit.reduce_gradients(self.share)
@@ -134,11 +138,11 @@ class Zero2:
 
     def reduce_gradients(self) -> None:
         """What backward has not completed, because a parameter got no gradient: the rest was reduced on the way."""
-        for unit in _incomplete(self.units, self.waiting):
+        for unit in incomplete(self.units, self.waiting):
             self.reduce(unit)
 
     def step(self) -> None:
-        _update(self.units, self.optimizer, _incomplete(self.units, self.waiting))
+        update_shards(self.units, self.optimizer, incomplete(self.units, self.waiting))
         for unit in self.units:
             unit.gather()
 
@@ -151,16 +155,14 @@ class Zero3:
     """
 
     def __init__(self, model, modules, make_optimizer, group=None):
-        units, rest = units_of(model, modules)
-        self.units = [FlatUnit(unit, group) for unit in [*units, rest] if unit]
+        self.units = flat_units(model, modules, group)
         self.share, self.shards = 1 / position(group)[1], [unit.shard for unit in self.units]
-        self.optimizer = _optimizer(make_optimizer, self.shards)
-        self.waiting = _watch(self.units, self.reduce)
-        for module, unit in zip(modules, self.units):
+        self.optimizer = optimizer_of(self.shards, make_optimizer)
+        self.waiting = watch(self.units, self.reduce)
+        for module, unit in zip([*modules, model], self.units):
             module.register_forward_pre_hook(lambda module, inputs, unit=unit: unit.gather())
-            module.register_forward_hook(lambda module, inputs, output, unit=unit: self.after_forward(unit, output))
-        if rest:
-            model.register_forward_pre_hook(lambda module, inputs: self.units[-1].gather())
+            if module is not model:
+                module.register_forward_hook(lambda module, inputs, output, unit=unit: self.after_forward(unit, output))
         self.free()
 
     def after_forward(self, unit, output) -> None:
@@ -174,11 +176,11 @@ class Zero3:
         unit.free()
 
     def reduce_gradients(self) -> None:
-        for unit in _incomplete(self.units, self.waiting):
+        for unit in incomplete(self.units, self.waiting):
             self.reduce(unit)
 
     def step(self) -> None:
-        _update(self.units, self.optimizer, _incomplete(self.units, self.waiting))
+        update_shards(self.units, self.optimizer, incomplete(self.units, self.waiting))
 
     def gather(self) -> None:
         """All parameters on every rank, to save or to look at."""
@@ -190,7 +192,7 @@ class Zero3:
             unit.free()
 
 
-def _watch(units, reduce) -> dict:
+def watch(units, reduce) -> dict:
     """{unit: parameters whose gradient is still to come}; calls reduce(unit) when there is none left."""
     waiting = {unit: set(unit.parameters) for unit in units}
 
@@ -205,11 +207,11 @@ def _watch(units, reduce) -> dict:
     return waiting
 
 
-def _incomplete(units, waiting) -> list:
+def incomplete(units, waiting) -> list:
     return [unit for unit in units if unit.shard.grad is None or len(waiting[unit]) < len(unit.parameters)]
 
 
-def _optimizer(make_optimizer, shards):
+def optimizer_of(shards, make_optimizer):
     if not callable(make_optimizer):
         raise TypeError(
             f"make_optimizer must be a function of the shards, such as lambda shards: torch.optim.AdamW(shards, lr=0.01), "
@@ -218,9 +220,9 @@ def _optimizer(make_optimizer, shards):
     return make_optimizer(shards)
 
 
-def _update(units, optimizer, incomplete) -> None:
+def update_shards(units, optimizer, incomplete=()) -> None:
     """Step on the shards, then forget their gradients; the whole parameters are out of date from here on."""
-    if incomplete:
+    if incomplete or any(unit.shard.grad is None for unit in units):
         raise RuntimeError("step() was called before reduce_gradients(): shards lack their gradient. Call that after backward.")
     optimizer.step()
     for unit in units:
