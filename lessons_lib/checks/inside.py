@@ -1,4 +1,4 @@
-"""What a check does inside a rank: make this rank's inputs, call the answer once, and look whether it changed them.
+"""What a check does inside a rank: make this rank's inputs, call the answer once, and look what it did to them.
 
 Inputs are drawn with numpy and compared with numpy: the recorder sees the learner's operators and no others.
 """
@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.profiler import record_function
 
 
 @dataclass(frozen=True)
 class Draw:
-    """A tensor of random whole numbers from -`largest` to `largest`: readable, and their sums are exact in every order.
+    """A tensor of random whole numbers from -`largest` (or `smallest`) to `largest`: readable, and sums are exact in every order.
 
     What travels is the seed: rank and check draw the same numbers, and neither can change the other's.
     """
@@ -27,35 +29,96 @@ class Draw:
     dtype: str = "float32"
     largest: int = 99
     requires_grad: bool = False
+    smallest: int | None = None
 
     def array(self) -> np.ndarray:
-        return np.random.default_rng(self.seed).integers(-self.largest, self.largest + 1, self.shape).astype(self.dtype)
+        low = -self.largest if self.smallest is None else self.smallest
+        return np.asarray(np.random.default_rng(self.seed).integers(low, self.largest + 1, self.shape)).astype(self.dtype)
+
+    def make(self) -> torch.Tensor:
+        return torch.from_numpy(self.array()).requires_grad_(self.requires_grad)
+
+
+@dataclass(frozen=True)
+class Net:
+    """An nn.Module: what build(*arguments) makes, its parameters and buffers filled with whole numbers from `seed`.
+
+    With `gradients`, another seed, every parameter that trains has a gradient, too, but for those named in `without`. `build` must
+    be a function of a module (it travels by its name), and its module must not draw when called. Tied parameters stay tied.
+    """
+
+    build: Callable[..., nn.Module]
+    seed: int
+    arguments: tuple = ()
+    gradients: int | None = None
+    without: tuple[str, ...] = ()
+    largest: int = 9
+
+    def make(self) -> nn.Module:
+        with torch.device("cpu"), torch.random.fork_rng(devices=[]):
+            model = self.build(*self.arguments)
+        rng = np.random.default_rng(self.seed)
+        for tensor in [*model.parameters(), *model.buffers()]:
+            _fill(tensor.data, rng, self.largest)
+        if self.gradients is not None:
+            rng = np.random.default_rng(self.gradients)
+            for name, p in model.named_parameters():
+                gradient = _fill(torch.empty_like(p.data), rng, self.largest)
+                if p.requires_grad and name not in self.without:
+                    p.grad = gradient
+        return model
+
+    def state(self) -> State:
+        """Parameters, buffers and gradients as they are before the call."""
+        return state_of(self.make())
+
+
+def _fill(tensor: torch.Tensor, rng, largest: int) -> torch.Tensor:
+    return tensor.copy_(torch.from_numpy(np.asarray(rng.integers(-largest, largest + 1, tuple(tensor.shape)))))
+
+
+@dataclass(frozen=True)
+class State:
+    """What a tensor or a module holds: values and gradients by name (a tensor's is ""); a gradient is None where there is none."""
+
+    values: dict[str, np.ndarray] = field(default_factory=dict)
+    gradients: dict[str, np.ndarray | None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Returned:
-    """What an answer returned on one rank, and which of its arguments it changed (by position)."""
+    """What an answer returned on one rank, which of its arguments it changed (by position), and what these hold afterwards.
+
+    `backward` says how the backward through the value went: "" (not asked for, or done), or why it could not be.
+    """
 
     value: Any
     changed: tuple[int, ...] = ()
+    states: tuple[State | None, ...] = ()
+    backward: str = ""
 
 
-def call(answer: Callable, inputs: Sequence[tuple | None]) -> Returned | None:
-    """Call the answer with inputs[rank]; a rank whose inputs are None sits out."""
-    given = inputs[dist.get_rank()]
+def call(answer: Callable, inputs: Sequence[tuple | None], upstream: Sequence[Draw | None] | None = None) -> Returned | None:
+    """Call the answer with inputs[rank]; a rank whose inputs are None sits out.
+
+    With `upstream`, run backward through what it returned, from the gradient upstream[rank]; the recording then labels the events
+    of the two parts "forward" and "backward".
+    """
+    rank = dist.get_rank()
+    given = inputs[rank]
     if given is None:
         return None
-    arrays = [value.array() if isinstance(value, Draw) else None for value in given]
-    arguments = [
-        copy.deepcopy(value) if array is None else torch.from_numpy(array).requires_grad_(value.requires_grad)
-        for value, array in zip(given, arrays)
-    ]
-    value = _call(answer, arguments)
-    changed = [
-        argument != value if array is None else not np.array_equal(array, value.array())
-        for value, array, argument in zip(given, arrays, arguments)
-    ]
-    return Returned(value, tuple(position for position, is_changed in enumerate(changed) if is_changed))
+    arguments = [_made(value) for value in given]
+    if upstream is None:
+        value, problem = _call(answer, arguments), ""
+    else:
+        with record_function("forward"):
+            value = _call(answer, arguments)
+        with record_function("backward"):
+            problem = _backward(value, upstream[rank])
+    changed = tuple(n for n, (before, after) in enumerate(zip(given, arguments)) if _is_changed(before, after))
+    states = tuple(_state(argument) for argument in arguments)
+    return Returned(_detached(value), changed, states, problem)
 
 
 def call_each(answer: Callable, inputs: Sequence[tuple]) -> list[Any]:
@@ -68,3 +131,58 @@ def _call(answer: Callable, arguments: list) -> Any:
         return answer(*arguments)
     except SystemExit as exit:  # 0 would look as if the program had returned
         raise SystemExit(str(exit.code or 0)) from None
+
+
+def _made(value: Any) -> Any:
+    """What the answer is given: every Draw a tensor, every Net a module, also inside of lists."""
+    if isinstance(value, (Draw, Net)):
+        return value.make()
+    if isinstance(value, (list, tuple)):
+        return type(value)(_made(one) for one in value)
+    return copy.deepcopy(value)
+
+
+def _is_changed(before: Any, after: Any) -> bool:
+    if isinstance(before, Draw):
+        return not np.array_equal(after.detach().numpy(), before.array())
+    if isinstance(before, Net):
+        old, new = before.state().values, state_of(after).values
+        return old.keys() != new.keys() or any(not np.array_equal(old[name], new[name]) for name in old)
+    if isinstance(before, (list, tuple)):
+        return len(before) != len(after) or any(map(_is_changed, before, after))
+    return bool(after != before)
+
+
+def _backward(value: Any, upstream: Draw) -> str:
+    if not isinstance(value, torch.Tensor) or tuple(value.shape) != upstream.shape:
+        return "it is not the tensor that was asked for"
+    if not value.requires_grad:
+        return "nothing leads back from it"
+    value.backward(upstream.make().to(value.dtype))
+    return ""
+
+
+def _state(argument: Any) -> State | None:
+    if isinstance(argument, nn.Module):
+        return state_of(argument)
+    if isinstance(argument, torch.Tensor) and argument.requires_grad and argument.is_leaf:
+        return State({"": _array(argument)}, {"": _array(argument.grad)})
+    return None
+
+
+def state_of(model: nn.Module) -> State:
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    return State(
+        {name: _array(tensor) for name, tensor in tensors.items()},
+        {name: _array(p.grad) for name, p in model.named_parameters()},
+    )
+
+
+def _array(tensor: torch.Tensor | None) -> np.ndarray | None:
+    return None if tensor is None else tensor.detach().numpy().copy()
+
+
+def _detached(value: Any) -> Any:
+    if isinstance(value, torch.Tensor) and value.grad_fn is not None:
+        return value.detach()
+    return type(value)(map(_detached, value)) if type(value) in (list, tuple) else value

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from ..hardware import Cluster, Device, Link
-from ..recording import RECV, SEND, Recording
+from ..recording import COLLECTIVE, RECV, SEND, Recording
 from ..replay import replay
 from .trial import Case
 
@@ -50,6 +50,11 @@ def expect_by_hand(case: Case) -> None:
             f"Your code calls dist.{used[0]}. In this exercise everything is built from send and receive: "
             "dist.send, dist.recv, dist.isend, dist.irecv, dist.batch_isend_irecv."
         )
+    expect_own_code(case)
+
+
+def expect_own_code(case: Case) -> None:
+    """What the answer sends does not come from the finished code of lessons_lib.parallel; collectives are welcome."""
     finished = [line for line in case.recording.lines if line.split(",")[0] in _finished_files()]
     if finished:
         raise case.wrong(f"The messages come from the course's finished code ({finished[0]}): write them yourself.")
@@ -116,3 +121,57 @@ def network_bytes(recording: Recording, per_node: int) -> np.ndarray:
     """Bytes that each rank sent to other nodes, of `per_node` ranks each."""
     node = np.arange(recording.world_size) // per_node
     return (recording.sent_bytes * (node[:, None] != node[None, :])).sum(axis=1)
+
+
+# ---- collectives ------------------------------------------------------------------------------------------------------
+
+_SHARE = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0, "all_to_all": 1.0}  # x (n-1)/n x bytes: what a rank sends
+
+
+def calls(recording: Recording, rank: int, label: str | None = None) -> list[tuple[str, int]]:
+    """The collectives of a rank in the order of its program: (name, bytes of the full buffer). `label`: those inside it alone.
+
+    With trial.run(..., upstream=...) the labels are "forward" and "backward".
+    """
+    events = recording.events[rank]
+    chosen = events[events["kind"] == COLLECTIVE]
+    if label is not None:
+        chosen = chosen[chosen["label"] == (recording.labels.index(label) if label in recording.labels else -2)]
+    return [(recording.ops[op], int(nbytes)) for op, nbytes in zip(chosen["op"], chosen["nbytes"])]
+
+
+def bytes_sent(recording: Recording, rank: int) -> float:
+    """What a rank sends: its messages, and for each collective the bytes of a ring; a broadcast or a reduce counts once."""
+    total = float(sum(nbytes for _, nbytes in sends(recording, rank)))
+    n = recording.world_size
+    for op, nbytes in calls(recording, rank):
+        total += _SHARE[op] * (n - 1) / n * nbytes if op in _SHARE else nbytes if n > 1 else 0
+    return total
+
+
+def expect_calls(case: Case, expected: Sequence[tuple[str, int]], advice: str = "", label: str | None = None) -> None:
+    """Every rank issued these collectives, (name, bytes of the full buffer), in any order, and sent no message; else Wrong."""
+    expect_own_code(case)
+    where = {"forward": " forward", "backward": " backward"}.get(label, "")
+    for rank in case.active:
+        made = calls(case.recording, rank, label)
+        if sorted(made) != sorted(expected):
+            raise case.wrong(
+                f"The numbers are right, the way is not: rank {rank} called {said(made)}{where}; expected was {said(expected)}.",
+                advice,
+            )
+        if sends(case.recording, rank):
+            raise case.wrong(f"The numbers are right, but rank {rank} also sent {traffic(sends(case.recording, rank))}.", advice)
+
+
+def said(made: Sequence[tuple[str, int]]) -> str:
+    """Collectives in words: "all_reduce twice (40 and 8 bytes)"."""
+    if not made:
+        return "no collective"
+    parts = []
+    for op in dict.fromkeys(op for op, _ in made):
+        sizes = [nbytes for other, nbytes in made if other == op]
+        times = "" if len(sizes) == 1 else " twice" if len(sizes) == 2 else f" {len(sizes)} times"
+        shown = ", ".join(f"{n:,}" for n in sizes) if len(sizes) <= 3 else f"{sum(sizes):,} in all"
+        parts.append(f"{op}{times} ({shown} bytes)")
+    return ", ".join(parts)

@@ -24,7 +24,7 @@ from ..ranks import run
 from ..recording import Recording
 from . import inside
 from .exercise import Exercise, Wrong
-from .inside import Draw, Returned
+from .inside import Draw, Returned, State
 
 SECONDS = 10.0  # for one run, more on a busy machine; a right answer alone needs a tenth of a second
 _BUSIEST = 6.0  # times SECONDS, at most
@@ -32,9 +32,14 @@ _LINES, _WIDTH = 8, 160  # of what the learner's code printed, shown when it fai
 _MESSAGE = 40  # lines of an error shown
 
 
-def draw(*shape: int, dtype: str = "float32", largest: int = 99, requires_grad: bool = False) -> Draw:
+def draw(*shape: int, dtype: str = "float32", largest: int = 99, requires_grad: bool = False, smallest: int | None = None) -> Draw:
     """A fresh random tensor."""
-    return Draw(secrets.randbits(62), shape, dtype, largest, requires_grad)
+    return Draw(fresh(), shape, dtype, largest, requires_grad, smallest)
+
+
+def fresh() -> int:
+    """A new seed: for Net(build, fresh())."""
+    return secrets.randbits(62)
 
 
 def time_limit() -> float:
@@ -66,6 +71,10 @@ class Case:
         """An input of a rank, as it was before the call."""
         return self.inputs[rank][position].array()
 
+    def state(self, rank: int, position: int = 0) -> State:
+        """What an input with gradients holds after the call: .values and .gradients by name."""
+        return self.returned[rank].states[position]
+
     def value(self, rank: int) -> Any:
         return self.returned[rank].value
 
@@ -96,10 +105,15 @@ class Trial:
         self.printed = PrintsOfRanks(sys.stdout)
         _check_callable(exercise, answer)
 
-    def run(self, inputs: Sequence[tuple | None], may_change: Sequence[int] = ()) -> Case:
-        """Call the answer on len(inputs) ranks, with inputs[rank] on each. `may_change`: arguments that may be overwritten."""
+    def run(
+        self, inputs: Sequence[tuple | None], may_change: Sequence[int] = (), upstream: Sequence[Draw | None] | None = None
+    ) -> Case:
+        """Call the answer on len(inputs) ranks, with inputs[rank] on each. `may_change`: arguments that may be overwritten.
+
+        With `upstream`, go backward through what it returns, from the gradient upstream[rank]: see gradients.py.
+        """
         ranks = len(inputs)
-        recording = self._recorded(ranks, inside.call, list(inputs))
+        recording = self._recorded(ranks, inside.call, list(inputs), *([] if upstream is None else [list(upstream)]))
         case = Case(self, ranks, inputs, recording.results, recording)
         for rank in case.active:
             changed = [n for n in case.returned[rank].changed if n not in may_change]
@@ -129,12 +143,12 @@ class Trial:
                 lines.append(f"{ranks} is not a power of two: does your code count on one?")
         return Wrong("\n".join(line for line in lines if line))
 
-    def _recorded(self, ranks: int, program: Callable, inputs: list) -> Recording:
+    def _recorded(self, ranks: int, program: Callable, *arguments: list) -> Recording:
         # A run prints, and warns about lines that differ between ranks: here the values tell, so neither is for the cell.
         with contextlib.redirect_stdout(self.printed), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:
-                return run(program, self.answer, inputs, ranks=ranks, timeout=time_limit())
+                return run(program, self.answer, *arguments, ranks=ranks, timeout=time_limit())
             except RunError as error:
                 problem: Exception = error
             except TypeError as error:

@@ -23,22 +23,30 @@ def expect(
     expected: Sequence[np.ndarray | None],
     explain: Callable[[int, np.ndarray], str] | None = None,
     any_shape: bool = False,
+    tolerance: float = 0.0,
 ) -> None:
     """Every rank that took part returned its expected[rank]; else Wrong.
 
     `explain(rank, got)` is a sentence about the mistake that gives exactly `got`, or "". With `any_shape` it is asked about tensors
-    of a wrong shape, too.
+    of a wrong shape, too. `tolerance`: see `unlike`.
     """
     about_shapes = explain if any_shape else None
     got = {rank: tensor(case, rank, case.value(rank), expected[rank], explain=about_shapes) for rank in case.active}
-    wrong = [rank for rank in case.active if not np.array_equal(got[rank], expected[rank])]
+    wrong = [rank for rank in case.active if unlike(got[rank], expected[rank], tolerance).any()]
     if not wrong:
         return
     rank = wrong[0]
     why = (explain(rank, got[rank]) if explain else "") or _about_rounding(expected[rank], got[rank])
     if not why and wrong == case.active[1:]:
         why = "Does the result reach the others?"
-    raise case.wrong(difference(rank, expected[rank], got[rank]), _who(case.active, wrong), why)
+    raise case.wrong(difference(rank, expected[rank], got[rank], tolerance), who(case.active, wrong), why)
+
+
+def unlike(got: np.ndarray, expected: np.ndarray, tolerance: float = 0.0) -> np.ndarray:
+    """Where two arrays of one shape differ: by more than `tolerance` times the largest expected number. 0: at all."""
+    if not tolerance:
+        return got != expected
+    return ~(np.abs(got.astype(float) - expected) <= tolerance * np.abs(expected).max(initial=0))  # NaN differs
 
 
 def tensor(case: Case, rank: int, value: Any, expected: np.ndarray, what: str = "", explain=None) -> np.ndarray:
@@ -83,12 +91,15 @@ def _about_shapes(array: np.ndarray, expected: np.ndarray) -> str:
     return ""
 
 
-def difference(rank: int, expected: np.ndarray, got: np.ndarray) -> str:
+def difference(rank: int, expected: np.ndarray, got: np.ndarray, tolerance: float = 0.0) -> str:
     """Expected against got, from the first element that differs."""
-    flat, other = expected.reshape(-1), got.reshape(-1)
-    first = int(np.flatnonzero(flat != other)[0])
+    flat, other, first = expected.reshape(-1), got.reshape(-1), first_unlike(got, expected, tolerance)
     place = "" if first == 0 else f", from element {first} on"
     return f"Rank {rank} should return {numbers(flat[first:])}{place}; it returned {numbers(other[first:])}."
+
+
+def first_unlike(got: np.ndarray, expected: np.ndarray, tolerance: float = 0.0) -> int:
+    return int(np.flatnonzero(unlike(got, expected, tolerance))[0])
 
 
 def numbers(values: np.ndarray) -> str:
@@ -98,7 +109,7 @@ def numbers(values: np.ndarray) -> str:
     return f"[{', '.join(words)}{', ...' if len(flat) > _SHOWN else ''}]"
 
 
-def _who(active: list[int], wrong: list[int]) -> str:
+def who(active: list[int], wrong: list[int]) -> str:
     if len(active) < 2 or len(wrong) == len(active):
         return ""
     right = [rank for rank in active if rank not in wrong]
