@@ -15,7 +15,7 @@ from ..plots.svg import image
 from ..plots.wording import format_time, percent
 from ..replay.timeline import size_text
 from ..stored import hiding_rule, key_of, paragraph, show
-from .sliders import LinkSliders, labelled, named_link, slider_range
+from .sliders import LinkSliders, labelled, named_link, notched, slider_range
 
 __all__ = ["CollectiveExplorer", "compare_collectives"]
 
@@ -64,8 +64,8 @@ class CollectiveExplorer(widgets.VBox):
             chosen = {a: _box(a, a in FIRST_SHOWN[name]) for a in algorithms_of(name)}
             self.boxes.update({(name, a): box for a, box in chosen.items()})
             self._rows[name] = widgets.HBox(list(chosen.values()), layout={"flex_flow": "row wrap"})
-        self.ranks = _notched([(f"{n:,}", n) for n in RANKS], min(RANKS, key=lambda n: abs(math.log(n / ranks))))
-        self.size = _notched([(size_text(s), s) for s in SIZES], min(SIZES, key=lambda s: abs(math.log(s / nbytes))))
+        self.ranks = notched([(f"{n:,}", n) for n in RANKS], min(RANKS, key=lambda n: abs(math.log(n / ranks))))
+        self.size = notched([(size_text(s), s) for s in SIZES], min(SIZES, key=lambda s: abs(math.log(s / nbytes))))
         ranges = slider_range([link.bandwidth / 1e9], 0, 3), slider_range([link.latency * 1e6], -1, 3)
         self._link = LinkSliders(link, *ranges, "between two ranks")
         self.bandwidth, self.latency = self._link.bandwidth, self._link.latency
@@ -203,7 +203,3 @@ def plain(value: float) -> str:
 
 def _box(name: str, shown: bool) -> widgets.Checkbox:
     return widgets.Checkbox(shown, description=name, indent=False, layout={"width": "max-content", "margin": "0 14px 0 2px"})
-
-
-def _notched(options, value) -> widgets.SelectionSlider:
-    return widgets.SelectionSlider(options=options, value=value, layout={"width": "100%", "margin": "0 2px"})

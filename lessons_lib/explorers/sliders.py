@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import ipywidgets as widgets
+import numpy as np
 
 from ..hardware import DEVICES, LINKS, Cluster, Link
 from ..plots.curve_picture import links_by_importance, nearest_link
@@ -41,10 +42,16 @@ def labelled(name: str, control) -> widgets.HBox:
     return widgets.HBox([widgets.Label(name), control], layout={"flex_flow": "row wrap"})
 
 
-def link_classes(ranks: int, cluster: Cluster) -> list[str]:
-    """The links that this many ranks use: inside a node if two ranks share one, across nodes if they need several."""
-    inside = ["intra_node"] if cluster.devices_per_node > 1 or ranks == 1 else []
-    return inside + (["inter_node"] if ranks > cluster.devices_per_node else [])
+def notched(options, value) -> widgets.SelectionSlider:
+    """A slider over a list of choices: texts, or pairs (text, value)."""
+    return widgets.SelectionSlider(options=options, value=value, layout={"width": "100%", "margin": "0 2px"})
+
+
+def link_classes(ranks, cluster: Cluster) -> list[str]:
+    """The links that programs of these numbers of ranks use, any of them: inside a node if two ranks share one, across nodes if
+    they need several."""
+    inside = ["intra_node"] if cluster.devices_per_node > 1 or max(ranks) == 1 else []
+    return inside + (["inter_node"] if max(ranks) > cluster.devices_per_node else [])
 
 
 def slider_range(values: list[float], low: int, high: int) -> tuple[int, int]:
@@ -64,6 +71,11 @@ def notches(value: float, low: float, high: float, step: float) -> tuple[float, 
     at = min(max(math.log10(value), low), high) if value > 0 else low
     below, above = (math.floor(part / step + 1e-9) for part in (at - low, high - at))
     return at - below * step, at + above * step
+
+
+def notches_of(slider: widgets.FloatLogSlider) -> np.ndarray:
+    """All values that a logarithmic slider can take, rising."""
+    return 10.0 ** (slider.min + slider.step * np.arange(round((slider.max - slider.min) / slider.step) + 1))
 
 
 def named_link(bandwidth: float, latency: float, known=LINKS) -> Link:

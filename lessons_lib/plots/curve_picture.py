@@ -78,7 +78,7 @@ class CurveFrame:
 
     def place(self, bandwidth: float, seconds: float) -> tuple[float, float]:
         """Pixels of a point, held within the frame."""
-        return _place(bandwidth, seconds, self.x_range, self.y_range, self.width, self.height)
+        return place(bandwidth, seconds, self.x_range, self.y_range, self.width, self.height)
 
     def svg(self, bandwidth: float | None = None, seconds: float | None = None) -> str:
         """The picture, with the current point if one is given."""
@@ -98,7 +98,8 @@ class CurveFrame:
         return document(self.width, self.height, told, parts)
 
 
-def _place(bandwidth, seconds, x_range, y_range, width: int, height: int):
+def place(bandwidth, seconds, x_range, y_range, width: int, height: int):
+    """Pixels of points, held within the frame: both axes are logarithmic."""
     across = np.log(np.asarray(bandwidth) / x_range[0]) / np.log(x_range[1] / x_range[0])
     up = np.log(np.maximum(seconds, 1e-300) / y_range[0]) / np.log(y_range[1] / y_range[0])
     x = LEFT + np.clip(across, 0, 1) * (width - LEFT - RIGHT)
@@ -114,12 +115,30 @@ def curve_frame(bandwidths, step_times, kind: str = "replayed", width: int = 440
     bandwidths, named = curves(bandwidths, step_times)
     (step_times,) = named.values()
     x_range, y_range = (bandwidths.min(), bandwidths.max()), time_range(step_times)
+    points = polyline(*place(bandwidths, step_times, x_range, y_range, width, height))
+    parts = [
+        *axes_parts(f"{kind.capitalize()} step time against bandwidth", x_range, y_range, width, height),
+        f'<polyline class="curve" {points} stroke="{COLOURS["compute"]}" stroke-width="2.5"/>',
+        axis_name(axis, width, height),
+    ]
+    low, high = step_times[bandwidths.argmin()], step_times[bandwidths.argmax()]
+    told = f"{kind.capitalize()} step time: {format_time(low)} at {rate(x_range[0])}, {format_time(high)} at {rate(x_range[1])}."
+    return CurveFrame("".join(parts), told, width, height, x_range, y_range)
+
+
+def polyline(x, y) -> str:
+    """The points of a line, as attributes of <polyline>."""
+    return f'points="{" ".join(f"{a:g},{b:g}" for a, b in zip(x, y))}" fill="none"'
+
+
+def axes_parts(title: str, x_range, y_range, width: int, height: int) -> list[str]:
+    """Both axes with round numbers, grid, and the real links that fit the range: what lies behind a curve."""
     bottom, right = height - BOTTOM, width - RIGHT
 
     def at(b, s=y_range[0]):
-        return _place(b, s, x_range, y_range, width, height)
+        return place(b, s, x_range, y_range, width, height)
 
-    parts = [write(10, 18, f"{kind.capitalize()} step time against bandwidth", font_weight="bold")]
+    parts = [write(10, 18, title, font_weight="bold")]
     links = links_by_importance(*x_range)
     for link in links:
         x = at(link.bandwidth)[0]
@@ -136,17 +155,16 @@ def curve_frame(bandwidths, step_times, kind: str = "replayed", width: int = 440
             line(x, bottom, x, bottom + 5, "#1a1a1a"),
             write(x, bottom + 17, f"{b / 1e9:,g}", text_anchor="middle", font_size=11),
         ]
-    x, y = at(bandwidths, step_times)
-    points = " ".join(f"{a:g},{b:g}" for a, b in zip(x, y))
-    parts += [
+    return parts + [
         line(LEFT, bottom, right, bottom, "#1a1a1a"),
         line(LEFT, TOP, LEFT, bottom, "#1a1a1a"),
-        f'<polyline class="curve" points="{points}" fill="none" stroke="{COLOURS["compute"]}" stroke-width="2.5"/>',
-        write((LEFT + right) / 2, height - 8, axis or "bandwidth, GB/s per direction", text_anchor="middle", font_size=11),
     ]
-    low, high = step_times[bandwidths.argmin()], step_times[bandwidths.argmax()]
-    told = f"{kind.capitalize()} step time: {format_time(low)} at {rate(x_range[0])}, {format_time(high)} at {rate(x_range[1])}."
-    return CurveFrame("".join(parts), told, width, height, x_range, y_range)
+
+
+def axis_name(words: str, width: int, height: int) -> str:
+    """What the axis of bandwidths shows, below it."""
+    middle = (LEFT + width - RIGHT) / 2
+    return write(middle, height - 8, words or "bandwidth, GB/s per direction", text_anchor="middle", font_size=11)
 
 
 def time_range(step_times: np.ndarray) -> tuple[float, float]:

@@ -71,6 +71,12 @@ def timeline_svg(timeline, width: int = 760, until: float | None = None, ranks=N
     return document(width, bottom + 34 + 18 * lines, f"{sentence(timeline)} {timeline.title}", [*parts, legend])
 
 
+def timeline_height(ranks: int, width: int = 760) -> int:
+    """Pixels of the height of a timeline of so many ranks, `width` pixels wide."""
+    rows = min(ranks, MOST_RANKS)
+    return TOP + next(row[1] for row in _ROWS if rows <= row[0]) * rows + 34 + 18 * _legend(0, width)[1]
+
+
 def choose_ranks(timeline, ranks, most: int = MOST_RANKS) -> tuple[list[int], bool]:
     """The ranks that get a row, and whether some were left out unasked."""
     world = timeline.world_size
