@@ -60,8 +60,8 @@ class Buckets:
     """
 
     def __init__(self, parameters, bucket_bytes=BUCKET_BYTES, group=None):
-        self.group, self.share, self.synchronise = group, 1 / position(group)[1], True
         self.buckets = cut_into_buckets(parameters, bucket_bytes)
+        self.group, self.share, self.synchronise = group, 1 / position(group)[1], True
         self.arrived = set()  # parameters whose gradient is complete
         self.flying = []  # (buffer, handle) of each bucket that has started, in order
         self.hooks = [p.register_post_accumulate_grad_hook(self.gradient_ready) for p in sum(self.buckets, [])]
