@@ -8,9 +8,12 @@ nn.Linear.weight is (outputs, inputs), the transpose of A: the columns of A are 
 
 from __future__ import annotations
 
+import copy
+
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils._python_dispatch import _disable_current_modes
 
 from .conjugates import f, g, share
 from .messages import position
@@ -28,13 +31,14 @@ class ColumnParallelLinear(nn.Module):
     def __init__(self, full: nn.Linear, group=None, *, parts=None, enter=f):
         super().__init__()
         weight, bias = linear(full)
+        parts = fused(parts, weight)
         self.group, self.enter = group, enter
-        self.parts = _parts(parts, weight.shape[0])
-        self.weight = parameter(weight, lambda w: cut(w, self.parts, group))
-        self.bias = None if bias is None else parameter(bias, lambda b: cut(b, self.parts, group))
+        self.weight = parameter(weight, lambda w: cut(w, parts, group))
+        self.bias = parameter(bias, lambda b: cut(b, parts, group))
 
     def forward(self, x):
-        return F.linear(self.enter(_inputs(x, self.weight, "all inputs"), self.group), self.weight, self.bias)
+        x = self.enter(fitting(x, self.weight, "all inputs"), self.group)
+        return F.linear(x, self.weight, self.bias)
 
 
 class RowParallelLinear(nn.Module):
@@ -51,10 +55,11 @@ class RowParallelLinear(nn.Module):
         weight, bias = linear(full)
         self.group, self.leave = group, leave
         self.weight = parameter(weight, lambda w: cut(w.T, [w.shape[1]], group, "inputs of the linear layer").T)
-        self.bias = None if bias is None else parameter(bias, lambda b: b)
+        self.bias = parameter(bias, lambda b: b)
 
     def forward(self, x):
-        y = self.leave(F.linear(_inputs(x, self.weight, "this rank's part of the inputs alone"), self.weight), self.group)
+        y = F.linear(fitting(x, self.weight, "this rank's part of the inputs alone"), self.weight)
+        y = self.leave(y, self.group)
         return y if self.bias is None else y + self.bias
 
 
@@ -65,13 +70,27 @@ def cut(x, parts, group=None, what="outputs of the linear layer"):
     return torch.cat([p.narrow(0, rank * length, length) for p, length in zip(x.split(list(parts)), lengths)])
 
 
-def parameter(whole, taken) -> nn.Parameter:
-    """A parameter with memory of its own: `taken` of the whole one, frozen if that is."""
-    return nn.Parameter(taken(whole.detach()).clone(memory_format=torch.contiguous_format), requires_grad=whole.requires_grad)
+def parameter(whole, taken) -> nn.Parameter | None:
+    """A parameter with memory of its own: `taken` of the whole one, frozen if that is; None of None.
+
+    Cutting a model is no part of a training step: it is neither counted nor recorded.
+    """
+    if whole is None:
+        return None
+    with torch.no_grad(), _disable_current_modes():
+        mine = taken(whole.detach()).clone(memory_format=torch.contiguous_format)
+    return nn.Parameter(mine, requires_grad=whole.requires_grad)
 
 
-def _parts(parts, outputs):
+def replica(module):
+    """A copy of a module that is the same on all ranks, such as a norm; not recorded either. None of None."""
+    with _disable_current_modes():
+        return copy.deepcopy(module)
+
+
+def fused(parts, weight):
     """The sizes of the fused matrices, one by default; ValueError unless they make up all outputs."""
+    outputs = weight.shape[0]
     if parts is None:
         return [outputs]
     whole = isinstance(parts, (list, tuple)) and all(isinstance(p, int) and not isinstance(p, bool) and p > 0 for p in parts)
@@ -80,7 +99,8 @@ def _parts(parts, outputs):
     return list(parts)
 
 
-def _inputs(x, weight, which):
+def fitting(x, weight, which):
+    """`x`, if its last dimension is what the weight takes."""
     if not isinstance(x, torch.Tensor) or x.dim() == 0 or x.shape[-1] != weight.shape[1]:
         shown = f"of {tuple(x.shape)}" if isinstance(x, torch.Tensor) else f"{x!r} (a {type(x).__name__})"
         raise ValueError(f"x must be a tensor of (..., {weight.shape[1]}), {which}, not {shown}.")

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from .conjugates import f, g, gather_sequence, inside, scatter_sequence, share
-from .linears import ColumnParallelLinear, RowParallelLinear
+from .linears import ColumnParallelLinear, RowParallelLinear, replica
 from .messages import position
 from .replicas import (
     ParallelDropout,
@@ -42,13 +42,13 @@ class ParallelMLP(nn.Module):
 
     def __init__(self, mlp, group=None, *, sequence_parallel=False, random=None):
         super().__init__()
-        _has(mlp, "an MLP", "up", "down", "gate", "dropout")
+        needs(mlp, "an MLP", "up", "down", "gate", "dropout")
         self.group = group
-        self.enter, leave = _edges(sequence_parallel)
+        self.enter, leave = edges(sequence_parallel)
         self.up = ColumnParallelLinear(mlp.up, group, enter=inside)
         self.gate = None if mlp.gate is None else ColumnParallelLinear(mlp.gate, group, enter=inside)
         self.down = RowParallelLinear(mlp.down, group, leave=leave)
-        self.dropout = _outside(mlp.dropout.p, sequence_parallel, random)
+        self.dropout = dropout_between(mlp.dropout.p, sequence_parallel, random)
 
     def forward(self, x):
         x = self.enter(x, self.group)  # once for both up and gate, so that backward sums their gradients in one call
@@ -65,7 +65,7 @@ class ParallelAttention(nn.Module):
 
     def __init__(self, attention, group=None, *, sequence_parallel=False, random=None):
         super().__init__()
-        _has(attention, "an attention", "qkv", "out", "attention", "dropout", "shape")
+        needs(attention, "an attention", "qkv", "out", "attention", "dropout", "shape")
         shape, p = attention.shape, attention.dropout.p
         _, n = position(group)
         share(shape.heads, "query heads", group)
@@ -77,13 +77,13 @@ class ParallelAttention(nn.Module):
             )
         share(shape.kv_heads, "key and value heads", group)
         self.group = group
-        self.enter, leave = _edges(sequence_parallel)
+        self.enter, leave = edges(sequence_parallel)
         parts = [heads * shape.head_size for heads in (shape.heads, shape.kv_heads, shape.kv_heads)]
         self.heads = _with(
             attention,
             qkv=ColumnParallelLinear(attention.qkv, group, parts=parts, enter=inside),
             out=RowParallelLinear(attention.out, group, leave=leave),
-            dropout=_outside(p, sequence_parallel, random),
+            dropout=dropout_between(p, sequence_parallel, random),
         )
         if p:
             self.heads.attention = _Sharded(attention.attention, random.sharded)
@@ -97,11 +97,11 @@ class ParallelBlock(nn.Module):
 
     def __init__(self, block, group=None, *, sequence_parallel=False, random=None):
         super().__init__()
-        _has(block, "a block", "attention_norm", "attention", "mlp_norm", "mlp")
+        needs(block, "a block", "attention_norm", "attention", "mlp_norm", "mlp")
         options = {"sequence_parallel": sequence_parallel, "random": random}
-        self.attention_norm = copy.deepcopy(block.attention_norm)
+        self.attention_norm = replica(block.attention_norm)
         self.attention = ParallelAttention(block.attention, group, **options)
-        self.mlp_norm = copy.deepcopy(block.mlp_norm)
+        self.mlp_norm = replica(block.mlp_norm)
         self.mlp = ParallelMLP(block.mlp, group, **options)
 
     def forward(self, x):
@@ -118,17 +118,17 @@ class ParallelTransformer(nn.Module):
 
     def __init__(self, model, group=None, *, sequence_parallel=False, random=None):
         super().__init__()
-        _has(model, "a transformer", "embedding", "blocks", "head")
+        needs(model, "a transformer", "embedding", "blocks", "head")
         embedding, head = model.embedding, model.head
-        enter, leave = _edges(sequence_parallel)
+        enter, leave = edges(sequence_parallel)
         self.group, self.sequence_parallel = group, sequence_parallel
         self.tokens = VocabularyParallelEmbedding(embedding.tokens, group, leave=leave)
-        self.positions = copy.deepcopy(embedding.positions)
-        self.dropout = _outside(embedding.dropout.p, sequence_parallel, random)
+        self.positions = replica(embedding.positions)
+        self.dropout = dropout_between(embedding.dropout.p, sequence_parallel, random)
         self.blocks = nn.ModuleList(
             ParallelBlock(block, group, sequence_parallel=sequence_parallel, random=random) for block in model.blocks
         )
-        self.norm = copy.deepcopy(head.norm)
+        self.norm = replica(head.norm)
         self.logits = ColumnParallelLinear(head.logits, group, enter=enter)
         if head.logits.weight is embedding.tokens.weight:
             self.logits.weight = self.tokens.weight
@@ -152,14 +152,14 @@ class ParallelTransformer(nn.Module):
 # ---- what they share -------------------------------------------------------------------------------------------------------
 
 
-def _edges(sequence_parallel):
+def edges(sequence_parallel):
     """(enter, leave): the calls at the two edges of a region in which each rank does a part."""
     if not isinstance(sequence_parallel, bool):
         raise TypeError(f"sequence_parallel must be True or False, not {sequence_parallel!r}.")
     return (gather_sequence, scatter_sequence) if sequence_parallel else (f, g)
 
 
-def _outside(p, sequence_parallel, random):
+def dropout_between(p, sequence_parallel, random):
     """Dropout between the matrices: there x is a replica, or under sequence parallel another part on every rank."""
     if p and not isinstance(random, RandomStates):
         raise ValueError(
@@ -186,7 +186,7 @@ def _with(module, **modules):
     return new
 
 
-def _has(module, what, *names) -> None:
+def needs(module, what, *names) -> None:
     missing = [name for name in names if not hasattr(module, name)]
     if not isinstance(module, nn.Module) or missing:
         shown = f"a {type(module).__name__} without {', '.join(missing)}" if missing else f"a {type(module).__name__}"

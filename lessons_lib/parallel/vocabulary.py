@@ -57,27 +57,38 @@ def vocabulary_parallel_loss(logits, targets, group=None):
     return _Loss.apply(logits, targets, group)
 
 
+def cross_entropy(logits, index, elsewhere, group=None):
+    """(loss of each token, this rank's part of the softmax): logits (batch, sequence, V/n); index, elsewhere as of `local`."""
+    largest = logits.amax(-1)
+    dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
+    shifted = logits - largest[..., None]
+    target = picked(shifted, index, group).masked_fill(elsewhere, 0.0)
+    exponentials = shifted.exp()
+    sums = torch.stack([exponentials.sum(-1), target])
+    dist.all_reduce(sums, group=group)
+    total, target = sums
+    return total.log() - target, exponentials.div_(total[..., None])
+
+
+def picked(logits, index, group=None):
+    """logits[..., index], one of each row. IndexError where a target was no token."""
+    try:
+        return logits.gather(-1, index[..., None]).squeeze(-1)
+    except (IndexError, RuntimeError):
+        last = logits.shape[-1] * position(group)[1] - 1
+        raise IndexError(f"targets holds a number that is not a token: 0 to {last:,} are.") from None
+
+
 class _Loss(torch.autograd.Function):
     @staticmethod
     def forward(ctx, logits, targets, group):
         rows = logits.shape[-1]
         index, elsewhere = local(targets, rows, rows * position(group)[1], group)
         exact = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        largest = exact.amax(-1)
-        dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
-        shifted = exact - largest[..., None]
-        try:
-            mine = shifted.gather(-1, index[..., None]).squeeze(-1).masked_fill(elsewhere, 0.0)
-        except (IndexError, RuntimeError):
-            last = rows * position(group)[1] - 1
-            raise IndexError(f"targets holds a number that is not a token: 0 to {last:,} are.") from None
-        exponentials = shifted.exp()
-        sums = torch.stack([exponentials.sum(-1), mine])
-        dist.all_reduce(sums, group=group)
-        total, target = sums
-        ctx.save_for_backward(exponentials.div_(total[..., None]), index, elsewhere)
+        losses, probabilities = cross_entropy(exact, index, elsewhere, group)
+        ctx.save_for_backward(probabilities, index, elsewhere)
         ctx.dtype = logits.dtype
-        return (total.log() - target).mean()
+        return losses.mean()
 
     @staticmethod
     def backward(ctx, gradient):
