@@ -17,6 +17,7 @@ FILES = {
     "formulas": "formulas messages algorithms splitting",
     "environment": "environment lab",
     "recorder": "recorder watch",
+    "schedules": "parallel.actions parallel.known_schedules parallel.schedule_table parallel.schedules",
 }
 GROUND = {"errors", "hardware", "recording", "sources"}
 MAY_CALL = {
@@ -27,16 +28,18 @@ MAY_CALL = {
     "stored": set(),
     "environment": {"stored"},
     "shapes": set(),
+    "schedules": set(),
     "formulas": {"hardware"},
     "activations": {"hardware", "shapes"},
     "replay": {"errors", "hardware", "recording", "formulas"},
     "planner": {"activations", "formulas", "hardware", "shapes"},
-    "plots": {"replay", "planner", "formulas", "hardware", "recording"},
-    "explorers": {"stored", "plots", "replay", "planner", "formulas", "hardware", "recording"},
+    "pipelines": {"errors", "hardware", "recording", "formulas", "shapes", "schedules"},
+    "plots": {"replay", "planner", "formulas", "hardware", "recording", "schedules"},
+    "explorers": {"stored", "plots", "replay", "planner", "formulas", "hardware", "recording", "shapes", "schedules", "pipelines"},
     "recorder": GROUND | {"formulas"},
     "ranks": GROUND | {"recorder"},
     "models": {"shapes"},
-    "parallel": set(),
+    "parallel": {"schedules"},
     "checks": {"*"} - {"explorers"},
 }
 NEEDS_TORCH = {"recorder", "ranks", "models", "parallel", "checks"}
@@ -52,7 +55,7 @@ def modules() -> dict[str, Path]:
 
 def room_of(module: str) -> str:
     first = module.split(".")[0]
-    return next((room for room, files in FILES.items() if first in files.split()), first)
+    return next((room for room, files in FILES.items() if {module, first} & set(files.split())), first)
 
 
 def imports_of(source: str, module: str = "x", folder: bool = False) -> list[tuple[str, bool]]:
