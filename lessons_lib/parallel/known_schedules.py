@@ -6,7 +6,7 @@ Imports no torch.
 
 from __future__ import annotations
 
-from .actions import MOST, MOST_ACTIONS, Action, ScheduleError, size_of, whole
+from .actions import MOST, MOST_ACTIONS, Action, ScheduleError, number, size_of, whole
 
 UNKNOWN = "none that I know"
 MOST_SEARCHED = 200_000
@@ -92,7 +92,7 @@ def recognise_orders(orders: list[list[Action]]) -> str:
     if not any(orders):
         return UNKNOWN
     p, (m, v, split) = len(orders), size_of(orders)
-    if m > MOST["microbatches"] or p > MOST["ranks"]:
+    if p * m * v > MOST_ACTIONS:
         return UNKNOWN
     if split:
         return "ZB-H1" if v == 1 and orders == zero_bubble_h1(p, m) else UNKNOWN
@@ -123,7 +123,8 @@ def greedy(p, m, in_flight=None, split=False, forward=1, backward=1, weight=1, h
         raise ScheduleError(f"p = {p:,} ranks with m = {m:,} microbatches take too long here: p x p x m may be {MOST_SEARCHED:,}.")
     limit = m if in_flight is None else whole(in_flight, "in_flight (microbatches kept on a rank)", 1, MOST["microbatches"])
     ends = {kind: [[] for _ in range(p)] for kind in "FBW"}  # when each microbatch is through, for every rank
-    length = {"F": forward, "B": backward, "W": weight}
+    length = {k: number(t, name) for k, t, name in zip("FBW", (forward, backward, weight), ("forward", "backward", "weight"))}
+    hop = number(hop, "hop (the time of a message)", closed=True)
     free, orders = [0] * p, [[] for _ in range(p)]
 
     def ready(rank, kind):

@@ -382,6 +382,8 @@ def test_other_bad_input_is_refused_by_a_sentence():
         (lambda: interleaved(4, 8, 0), "The number of chunks v is 0"),
         (lambda: gpipe(1024, 65536), "too many actions"),
         (lambda: greedy(100, 100), "take too long here"),
+        (lambda: par(4, 8, forward=[1, 2, 3, 4]), r"forward must be a finite number above 0, not \[1, 2"),
+        (lambda: greedy(4, 8, hop=-1), "hop .* is -1"),
         (lambda: par(4, 8, 0), r"in_flight \(microbatches kept on a rank\) is 0"),
         (lambda: table_from(None), "A table is a list"),
         (lambda: table_from([]), "A table is a list"),
