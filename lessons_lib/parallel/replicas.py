@@ -109,7 +109,7 @@ def gradient_norm(model: nn.Module, group=None) -> torch.Tensor:
 
     One all-reduce of 4 bytes. Under sequence parallel call sum_replicated_gradients first.
     """
-    sharded, replicated = (_squares(parameters) for parameters in sharded_and_replicated(model))
+    sharded, replicated = (squares(parameters) for parameters in sharded_and_replicated(model))
     dist.all_reduce(sharded, group=group)
     return (sharded + replicated).sqrt()
 
@@ -126,7 +126,8 @@ def clip_gradients(model: nn.Module, largest: float, group=None) -> torch.Tensor
     return norm
 
 
-def _squares(parameters):
+def squares(parameters):
+    """The sum of the squares of their gradients, in float32."""
     device = parameters[0].device if parameters else "cpu"
     total = torch.zeros((), device=device)
     for parameter in parameters:

@@ -66,27 +66,17 @@ class ParallelAttention(nn.Module):
     def __init__(self, attention, group=None, *, sequence_parallel=False, random=None):
         super().__init__()
         needs(attention, "an attention", "qkv", "out", "attention", "dropout", "shape")
-        shape, p = attention.shape, attention.dropout.p
-        _, n = position(group)
-        share(shape.heads, "query heads", group)
-        if shape.kv_heads < n:
-            raise ValueError(
-                f"{n} ranks, but only {shape.kv_heads} key and value heads: each rank needs a whole one for its query heads. "
-                f"Copies of a head on several ranks would need their gradients summed, which is not built here: use at most "
-                f"{shape.kv_heads} ranks."
-            )
-        share(shape.kv_heads, "key and value heads", group)
+        shape = whole_heads(attention.shape, group)
         self.group = group
         self.enter, leave = edges(sequence_parallel)
         parts = [heads * shape.head_size for heads in (shape.heads, shape.kv_heads, shape.kv_heads)]
-        self.heads = _with(
+        self.heads = replaced(
             attention,
             qkv=ColumnParallelLinear(attention.qkv, group, parts=parts, enter=inside),
             out=RowParallelLinear(attention.out, group, leave=leave),
-            dropout=dropout_between(p, sequence_parallel, random),
+            dropout=dropout_between(attention.dropout.p, sequence_parallel, random),
         )
-        if p:
-            self.heads.attention = _Sharded(attention.attention, random.sharded)
+        self.heads.attention = dropout_of_heads(attention, random)
 
     def forward(self, x):
         return self.heads(self.enter(x, self.group))
@@ -168,8 +158,15 @@ def dropout_between(p, sequence_parallel, random):
     return ParallelDropout(p, None if not p else random.sharded if sequence_parallel else random.replicated)
 
 
-class _Sharded:
-    """An attention function that draws its dropout from this rank's own stream: each rank has other heads."""
+def dropout_of_heads(attention, random):
+    """The attention function of a module; where it drops out, drawing from this rank's own stream: each rank has other heads."""
+    if not attention.dropout.p:
+        return attention.attention
+    return Drawing(attention.attention, random.sharded)
+
+
+class Drawing:
+    """A function that draws its random numbers from a stream."""
 
     def __init__(self, function, stream):
         self.function, self.stream = function, stream
@@ -179,7 +176,21 @@ class _Sharded:
             return self.function(*args)
 
 
-def _with(module, **modules):
+def whole_heads(shape, group):
+    """`shape`; ValueError where the ranks cannot have the same number of whole heads each."""
+    _, n = position(group)
+    share(shape.heads, "query heads", group)
+    if shape.kv_heads < n:
+        raise ValueError(
+            f"{n} ranks, but only {shape.kv_heads} key and value heads: each rank needs a whole one for its query heads. "
+            f"Copies of a head on several ranks would need their gradients summed, which is not built here: use at most "
+            f"{shape.kv_heads} ranks."
+        )
+    share(shape.kv_heads, "key and value heads", group)
+    return shape
+
+
+def replaced(module, **modules):
     """A copy of `module` with some of its modules replaced; it shares the others."""
     new = copy.copy(module)
     new._modules = {**module._modules, **modules}  # a plain copy would share this dict and change the original

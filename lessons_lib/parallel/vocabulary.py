@@ -100,12 +100,18 @@ class _Loss(torch.autograd.Function):
 
 def local(tokens, rows, vocabulary, group=None):
     """(row of this rank's table or 0, whether the token is another rank's). A number that is no token stays out of range."""
+    first = position(group)[0] * rows
+    tokens = numbered(tokens)
+    here = (tokens >= first) & (tokens < first + rows)
+    elsewhere = ~here & (tokens >= 0) & (tokens < vocabulary)
+    return (tokens - first).masked_fill(elsewhere, 0), elsewhere
+
+
+def numbered(tokens):
+    """`tokens`, if they are whole numbers."""
     if not isinstance(tokens, torch.Tensor) or tokens.dtype not in (torch.int64, torch.int32):
         raise TypeError(f"tokens must be whole numbers, a torch.int64 tensor of (batch, sequence), not {_shown(tokens)}.")
-    first = position(group)[0] * rows
-    mine = (tokens >= first) & (tokens < first + rows)
-    elsewhere = ~mine & (tokens >= 0) & (tokens < vocabulary)
-    return (tokens - first).masked_fill(elsewhere, 0), elsewhere
+    return tokens
 
 
 def _shown(value) -> str:
