@@ -159,6 +159,7 @@ class Explorer(widgets.VBox):
         self.sentence, self.error = sentence(self.timeline), None
         if self._named_choices:
             self._comparison = self._compare()
+        if len(self.choices) > 1:
             self.sentence += f" {self._comparison.finding()}"
 
     def _compare(self) -> Comparison:
@@ -204,21 +205,26 @@ class Explorer(widgets.VBox):
                 self._frame.svg(getattr(self.cluster, self.link.value).bandwidth, self.timeline.step_time),
                 choices_svg(self._comparison) if self._named_choices else breakdown_svg(self.timeline),
             )
-        top, left, right = self._pictures
+        timeline, left, right = self._pictures
         hidden = "" if self.timeline is not None else "visibility:hidden;"
         tallest = max(timeline_height(r.world_size, DRAWN) for r in self.choices.values())
+        parts = [
+            f'<div class="fitted" style="aspect-ratio:{DRAWN}/{tallest}">{timeline}</div>',
+            '<div style="display:flex;flex-wrap:wrap;gap:4px">'
+            f'<div style="flex:440 1 340px;min-width:0">{left}</div><div style="flex:300 1 250px;min-width:0">{right}</div></div>',
+        ]
+        if self._named_choices:
+            parts.reverse()  # the choice is the question, and timelines of few ranks leave room that nobody sees at the end
         return (
             f'<div style="background:#fff;color:#1a1a1a;padding:8px;line-height:1.4;font-size:13px">{self._words()}'
-            f'<div style="{hidden}"><div class="fitted" style="aspect-ratio:{DRAWN}/{tallest}">{top}</div>'
-            '<div style="display:flex;flex-wrap:wrap;gap:4px">'
-            f'<div style="flex:440 1 340px;min-width:0">{left}</div><div style="flex:300 1 250px;min-width:0">{right}</div>'
-            "</div></div></div>"
+            f'<div style="{hidden}">{"".join(parts)}</div></div>'
         )
 
     def _static_html(self) -> str:
-        top, left, right = self._pictures
+        timeline, left, right = self._pictures
         last = f"Step time by {self._name}" if self._named_choices else "Where each rank's step goes"
-        pictures = [image(top, self.sentence), image(left, self._frame.description), image(right, last)]
+        pictures = [image(timeline, self.sentence), image(left, self._frame.description), image(right, last)]
+        pictures = (pictures[1:] + pictures[:1]) if self._named_choices else pictures
         pictures.append(paragraph("Run this cell to move the link under the picture.", "font-style:italic"))
         return (
             f'<div style="background:#fff;color:#1a1a1a;padding:8px;max-width:{WIDTH}px">{self._words()}{"".join(pictures)}</div>'
@@ -234,5 +240,5 @@ class Explorer(widgets.VBox):
     def __repr__(self) -> str:
         sizes = sorted({r.world_size for r in self.choices.values()})
         ranks = f"{sizes[0]} rank{'s' if sizes[0] > 1 else ''}" if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]} ranks"
-        of = f"{len(self.choices)} recordings of {ranks}" if self._named_choices else ranks
+        of = f"{len(self.choices)} recordings of {ranks}" if len(self.choices) > 1 else ranks
         return f"Explorer of {of}; its sliders appear where a kernel runs"

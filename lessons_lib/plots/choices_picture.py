@@ -61,14 +61,19 @@ class Comparison:
     def finding(self) -> str:
         """Which choice is the best here, and how much longer the one shown takes (or the slowest, if the best is shown)."""
         best = self.best
-        words = f"Best here: {self.names[best]}, {format_time(self.here[best])}"
+        words = f"Best here: {self._told(best)}, {format_time(self.here[best])}"
         other = self.shown if self.shown != best else int(self.here.argmax())
-        if self.here[best] <= 0 or len(self.names) == 1:
+        if self.here[best] <= 0:
             return f"{words}."
         ratio = self.here[other] / self.here[best]
         if ratio < ALIKE:
             return f"{words}; {'every other choice' if best == self.shown else self.names[other]} takes about as long."
         return f"{words}; {self.names[other]} takes {three_digits(ratio)} times as long."
+
+    def _told(self, i: int) -> str:
+        """A choice's name; a bare number with what it counts."""
+        title = self.title if self.title[1:2].isupper() else self.title[:1].lower() + self.title[1:]
+        return self.names[i] if any(map(str.isalpha, self.names[i])) else f"{self.names[i]} ({title})"
 
     def turns(self, where: str) -> str:
         """Which choice is the best at which bandwidth of the link `where`."""
@@ -153,7 +158,7 @@ def choices_svg(c: Comparison, width: int = 310, height: int = 280) -> str:
     bar = round(pitch * 0.66, 1)
     names = [clip(name, 11, 84) for name in c.names]
     left = 22 + round(max(text_width(name, 11) for name in names))
-    right = width - 82
+    right = width - 96
     longest = min(c.here.max(), CUT * c.here.min()) or c.here.max() or 1.0
     parts = [write(10, 18, clip(f"Replayed step time: {c.title}", 12, width - 20), font_weight="bold")]
     for i, (name, seconds, compute) in enumerate(zip(names, c.here.tolist(), c.compute.tolist())):

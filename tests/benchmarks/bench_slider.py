@@ -2,8 +2,9 @@
 
     python tests/benchmarks/bench_slider.py
 
-The recording has 8 ranks, once with 500 bars on all of them together and once with 500 on each. The clock is the page's own: it
-starts when the key goes down and stops in the frame after the one in which the new picture was drawn.
+The recording has 8 ranks, once with 500 bars on all of them together and once with 500 on each; then there are nine recordings to
+choose from, of 8 ranks and about 370 events on each. The clock is the page's own: it starts when the key goes down and stops in the
+frame after the one in which the new picture was drawn.
 """
 
 import statistics
@@ -31,6 +32,26 @@ def bars(ranks, layers):
 
 e = explore(bars(8, {layers}), Cluster(H100))
 e"""
+SEVERAL = """from lessons_lib.explorers import explore
+from lessons_lib.hardware import H100, Cluster
+from lessons_lib.recording import RankLog, Recording
+
+def buckets(size, ranks=8, layers=180):
+    logs = [RankLog(rank, ranks) for rank in range(ranks)]
+    for log in logs:
+        handles = []
+        for layer in range(layers):
+            log.compute(flops=2e11 * (1 + log.rank / 20), nbytes=1e9, label=f"layer {layer}")
+            if layer % size == 0:
+                handles.append(log.collective("all_reduce", 20_000_000 * size, blocking=False))
+        for handle in handles:
+            log.wait(handle)
+    return Recording.from_logs(logs)
+
+sizes = (1, 2, 3, 4, 5, 6, 9, 10, 12)
+e = explore({f"{20 * size} MB": buckets(size) for size in sizes}, Cluster(H100), name="Bucket size")
+e"""
+EVENTS = "print(sum(len(events) for recording in e.choices.values() for events in recording.events))"
 COUNT = "print(len(e.timeline.columns['rank']))"
 PYTHON = """import statistics, time
 
@@ -53,30 +74,52 @@ CLOCK = """handle => {
 }"""
 
 
-def measure(page, lab, layers: int) -> None:
+def opened(page, lab, name: str, cells) -> NotebookPage:
+    """A notebook of these cells, run."""
     import nbformat
 
-    cells = [nbformat.v4.new_code_cell(text) for text in (PROGRAM.format(layers=layers), COUNT, PYTHON)]
+    cells = [nbformat.v4.new_code_cell(text) for text in cells]
     metadata = {"kernelspec": {"name": "python3", "display_name": "Python 3 (ipykernel)", "language": "python"}}
-    nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata=metadata), lab.folder / f"slider{layers}.ipynb")
-    notebook = NotebookPage(page, lab, f"slider{layers}.ipynb")
+    nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata=metadata), lab.folder / name)
+    notebook = NotebookPage(page, lab, name)
     notebook.run_all()
-    bars, python = (int(notebook.outputs()[1]), float(notebook.outputs()[2]))
-    handle = page.locator(".noUi-handle").first
-    handle.evaluate(CLOCK)
-    notebook.press(handle, "ArrowLeft")
+    return notebook
+
+
+def pressed(page, notebook, handle, keys=("ArrowLeft", "ArrowRight"), presses: int = PRESSES) -> str:
+    """Press the first key of two some times, then the second: the median time from key to picture, in words."""
+    page.evaluate("window.times = []")
+    notebook.press(handle, keys[0])
     page.wait_for_timeout(500)
     page.evaluate("window.times.length = 0")  # the first press pays for what is loaded only once
-    for i in range(PRESSES):
-        notebook.press(handle, "ArrowLeft" if i < PRESSES // 2 else "ArrowRight")
+    for i in range(presses):
+        notebook.press(handle, keys[2 * i // presses])
         page.wait_for_function(f"window.times.length > {i}", timeout=5000)
         page.wait_for_timeout(150)  # a person's pace
     times = page.evaluate("window.times")
     slow = statistics.quantiles(times, n=10)[8]
-    print(
-        f"8 ranks, {bars:,} bars: key press to picture {statistics.median(times):.0f} ms at the median, {slow:.0f} ms for 9 of 10 "
-        f"(aim: 60); Python's part {python:.1f} ms (measured)"
-    )
+    return f"key press to picture {statistics.median(times):.0f} ms at the median, {slow:.0f} ms for 9 of 10 (aim: 60)"
+
+
+def measure_choices(page, lab) -> None:
+    """Nine recordings: the choice, the bandwidth and the latency by keyboard."""
+    notebook = opened(page, lab, "choices.ipynb", [SEVERAL, EVENTS])
+    print(f"9 recordings of 8 ranks, {int(notebook.outputs()[1]):,} events (measured)")
+    for number, what in enumerate(("choice", "bandwidth", "latency")):
+        handle = page.locator(".noUi-handle").nth(number)
+        handle.evaluate(CLOCK)
+        if number == 0:  # it has eight notches, and begins at the first
+            print(f"  {what}: {pressed(page, notebook, handle, ('ArrowRight', 'ArrowLeft'), 14)}")
+        else:
+            print(f"  {what}: {pressed(page, notebook, handle)}")
+
+
+def measure(page, lab, layers: int) -> None:
+    notebook = opened(page, lab, f"slider{layers}.ipynb", [PROGRAM.format(layers=layers), COUNT, PYTHON])
+    bars, python = (int(notebook.outputs()[1]), float(notebook.outputs()[2]))
+    handle = page.locator(".noUi-handle").first
+    handle.evaluate(CLOCK)
+    print(f"8 ranks, {bars:,} bars: {pressed(page, notebook, handle)}; Python's part {python:.1f} ms (measured)")
     page.evaluate("window.times.length = 0")
     for _ in range(60):  # the key held down: newest value wins, nothing queues
         page.keyboard.press("ArrowLeft")
@@ -103,9 +146,9 @@ def main() -> None:
         browser = playwright.chromium.launch(executable_path=find_chromium(), args=FLAGS)
         try:
             with JupyterLab(folder, Path(scratch)) as lab:
-                for layers in (21, 250):
+                for todo in (lambda p: measure(p, lab, 21), lambda p: measure(p, lab, 250), lambda p: measure_choices(p, lab)):
                     page = browser.new_page(viewport={"width": 1280, "height": 900})
-                    measure(page, lab, layers)
+                    todo(page)
                     page.close()
                     for session in lab.api("api/sessions"):
                         lab.api(f"api/sessions/{session['id']}", "DELETE")

@@ -21,8 +21,13 @@ class ExplorerOnPage:
 
     @property
     def handle(self):
-        """What the keyboard moves: the handle of the first slider, bandwidth."""
-        return self.root.locator(".noUi-handle").first
+        """What the keyboard moves: the handle of the bandwidth slider."""
+        return self.slider("Bandwidth of the link").locator(".noUi-handle")
+
+    def slider(self, name: str):
+        """The shown slider that follows the text `name`: its track, handle and readout."""
+        label = self.root.locator(f".widget-label:visible:has-text('{name}')").first
+        return label.locator("xpath=following-sibling::*[contains(@class,'widget-slider') or contains(@class,'slider')]").first
 
     def sentence(self) -> str:
         """The finding, in bold above the picture."""
@@ -39,8 +44,8 @@ class ExplorerOnPage:
 
     def picture(self) -> str:
         """The timeline as it is drawn: the source of its SVG."""
-        return self.root.locator("svg").first.evaluate("element => element.outerHTML")
+        return self.root.locator(".fitted > svg").evaluate("element => element.outerHTML")
 
     def bandwidth(self) -> float:
         """GB/s per direction, as the slider's own readout says it."""
-        return float(self.root.locator(".widget-readout").first.text_content().replace(",", ""))
+        return float(self.slider("Bandwidth of the link").locator(".widget-readout").text_content().replace(",", ""))
