@@ -214,6 +214,7 @@ class Recorder:
         if op == "send" and direct and name != "send" and not self.shapes_only:
             handle.guard(reads)
         (self._unwaited if direct else self._library)[index] = (name, where) if direct else handle
+        handle.tensors = (*reads, *writes)
         self.flight.add(handle, reads, writes)
         self.counter.before = self._before
         self._since = now = self.now()

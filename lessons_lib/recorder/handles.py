@@ -41,6 +41,7 @@ class Handle(dist.Work):
         self.recorder, self.index, self.inner, self.name, self.where = recorder, index, inner, name, where
         self.group, self.strict, self.ticket = group, strict, ticket
         self.waited, self.began, self.misuse, self.proofs = False, 0.0, "", ()
+        self.tensors = ()  # what is in flight stays in memory, as gloo keeps it: without data nobody else would
         self.from_any = False  # a receive that takes a message of any rank
 
     def guard(self, reads) -> None:
@@ -65,7 +66,7 @@ class Handle(dist.Work):
 
     def finish(self) -> None:
         """The operation has ended: note it, and complain about what was done to its tensors meanwhile."""
-        self.waited = True
+        self.waited, self.tensors = True, ()
         self.recorder.end_wait(self)
         if self.strict:
             if not self.misuse and any(before is not None and checksum(t) != before for t, before in self.proofs):

@@ -1,0 +1,200 @@
+"""A model cut into stages, and a batch cut into microbatches: what a pipeline runs on.
+
+    mine = cut_into_stages(model, p * v)[rank::p]          # v stages for each of p ranks; chunk c of rank r is stage c x p + r
+    microbatches = split_into_microbatches(tokens[:, :-1], tokens[:, 1:], m)
+
+x (samples, sequence, hidden) goes from a stage to the next, its gradient comes back: one message each, samples x sequence x hidden
+numbers. Source: arXiv:2104.04473, section 2.2.
+"""
+
+from __future__ import annotations
+
+from numbers import Integral
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from .messages import flat, position
+
+
+def layers_of_stages(layers: int, stages: int, given=None) -> list[range]:
+    """Which layers each stage holds, in order. Where `stages` does not divide, the ones in the middle have one more.
+
+    So the first stage, with the embedding, and the last, with the logits, are the lighter ones. `given`: how many each shall have.
+    """
+    layers, stages = _whole(layers, "layers", 1, 10_000), _whole(stages, "stages", 1, 10_000)
+    if given is None:
+        if stages > layers:
+            raise ValueError(
+                f"{layers} layers cannot fill {stages} stages: take at most {layers} stages, or say how many layers each has, as "
+                "layers=[0, 2, 2, 0] (the first stage also has the embedding, the last the logits)."
+            )
+        each, extra = divmod(layers, stages)
+        first = (stages - extra + 1) // 2
+        given = [each + (first <= stage < first + extra) for stage in range(stages)]
+    if not isinstance(given, (list, tuple)) or len(given) != stages:
+        raise ValueError(f"layers must be a list of {stages} numbers, how many layers each stage has, not {given!r}.")
+    counts = [_whole(count, f"The number of layers of stage {stage}", 0, layers) for stage, count in enumerate(given)]
+    if sum(counts) != layers:
+        raise ValueError(
+            f"layers={given!r} are {sum(counts)} layers in all, but the model has {layers}: the list must add up to it."
+        )
+    if 0 in counts[1:-1]:
+        raise ValueError(f"layers={given!r}: only the first and the last stage may be without layers.")
+    ends = [sum(counts[: stage + 1]) for stage in range(stages)]
+    return [range(end - count, end) for end, count in zip(ends, counts)]
+
+
+class Stage(nn.Module):
+    """Stage `index` of `stages`: some parts of a model, one after the other. Microbatch or x in, x or logits out.
+
+    make_buffer(inputs): an empty tensor like the x that the stage before sends for a microbatch with these inputs; the first stage
+    needs none. tied: the weight that is also on another stage (first and last share their embedding), or None.
+    """
+
+    def __init__(self, parts, index: int, stages: int, make_buffer=None, tied=None):
+        super().__init__()
+        self.parts = nn.ModuleList(parts)
+        self.stages = _whole(stages, "stages", 1, 10_000)
+        self.index = _whole(index, "index (of the stage)", 0, stages - 1)
+        if self.index and not callable(make_buffer):
+            raise TypeError(
+                f"Stage {index} receives from stage {index - 1}, so it needs make_buffer, a function that turns a microbatch's "
+                f"inputs into an empty tensor of the shape that arrives, not {make_buffer!r}."
+            )
+        self.make_buffer, self._tied = make_buffer, [tied]  # in a list: it is a parameter of one of the parts already
+
+    @property
+    def first(self) -> bool:
+        return self.index == 0
+
+    @property
+    def last(self) -> bool:
+        return self.index == self.stages - 1
+
+    @property
+    def tied(self):
+        return self._tied[0]
+
+    def forward(self, x):
+        for part in self.parts:
+            x = part(x)
+        return x
+
+
+def cut_into_stages(model: nn.Module, stages: int, layers=None) -> list[Stage]:
+    """All stages of a transformer: its embedding on the first, its blocks in order, its head on the last.
+
+    `layers`: how many blocks each has; else as even as can be. Nothing is copied: keep the stages of this rank, drop the model.
+    """
+    missing = [name for name in ("embedding", "blocks", "head", "shape") if not hasattr(model, name)]
+    if not isinstance(model, nn.Module) or missing:
+        raise TypeError(
+            f"A transformer with embedding, blocks, head and shape is needed, not a {type(model).__name__}"
+            f"{f' without {missing[0]}' if missing else ''}. "
+            "Of any other model make the stages yourself: Stage([part, part, ...], index, stages, make_buffer)."
+        )
+    weight, hidden = next(model.blocks.parameters()), model.shape.hidden
+    cuts = layers_of_stages(len(model.blocks), stages, layers)
+    shared = model.head.logits.weight if model.head.logits.weight is model.embedding.tokens.weight else None
+
+    def make_buffer(tokens):
+        return torch.empty(*tokens.shape, hidden, dtype=weight.dtype, device=weight.device)
+
+    made = []
+    for index, cut in enumerate(cuts):
+        first, last = index == 0, index == stages - 1
+        parts = [model.embedding] * first + [model.blocks[layer] for layer in cut] + [model.head] * last
+        made.append(Stage(parts, index, stages, make_buffer, shared if first or last else None))
+    return made
+
+
+# ---- microbatches ------------------------------------------------------------------------------------------------------------
+
+
+class Microbatch(NamedTuple):
+    """Part `number` of a batch. `share`: its samples / all samples, the weight of its mean loss; 1/m where all are equal."""
+
+    number: int
+    inputs: torch.Tensor
+    targets: torch.Tensor
+    share: float
+
+
+def split_into_microbatches(inputs, targets, m: int) -> list[Microbatch]:
+    """`inputs` and `targets` (samples, ...) cut into m parts; the last ones have one sample less where m does not divide."""
+    for name, given in (("inputs", inputs), ("targets", targets)):
+        if not isinstance(given, torch.Tensor) or given.dim() == 0:
+            raise TypeError(f"{name} must be a tensor with the samples along its first dimension, not {given!r}.")
+    samples = len(inputs)
+    if len(targets) != samples:
+        raise ValueError(f"There are {samples} inputs and {len(targets)} targets: each sample needs one of both.")
+    m = _whole(m, "m, the number of microbatches,", 1, max(samples, 1))
+    if not samples:
+        raise ValueError("The batch has no samples, so it cannot be split into microbatches.")
+    parts = zip(inputs.tensor_split(m), targets.tensor_split(m))
+    return [Microbatch(i, x, y, len(x) / samples) for i, (x, y) in enumerate(parts)]
+
+
+def check_microbatches(microbatches) -> list[Microbatch]:
+    sound = isinstance(microbatches, (list, tuple)) and all(isinstance(one, Microbatch) for one in microbatches)
+    if not sound or not microbatches:
+        raise TypeError(f"microbatches must be a list from split_into_microbatches(inputs, targets, m), not {microbatches!r}.")
+    return list(microbatches)
+
+
+# ---- tied embeddings, the loss -------------------------------------------------------------------------------------------------
+
+
+def first_and_last(group=None):
+    """A group of the first and the last rank, for tied weights. Every rank of `group` calls it, once; None if there is but one."""
+    _, p = position(group)
+    if p <= 2:
+        return None if p == 1 else group or dist.group.WORLD
+    return dist.new_group([_global(0, group), _global(p - 1, group)])
+
+
+def sum_tied_gradients(stages, ends) -> None:
+    """After backward: both copies of the tied weight get the sum of their gradients. One all-reduce of the weight's bytes.
+
+    stages: those of this rank. ends: first_and_last(). Between the first and the last rank; the others do nothing.
+    """
+    for weight in _tied_copies(stages, ends):
+        if weight.grad is None:
+            raise ValueError("The tied weight has no gradient yet: call sum_tied_gradients after the last backward of the step.")
+        dist.all_reduce(weight.grad, group=ends)
+
+
+def copy_tied_weight(stages, ends) -> None:
+    """Before the first step: the last rank's copy becomes that of the first, however the ranks were seeded. One broadcast."""
+    for weight in _tied_copies(stages, ends):
+        dist.broadcast(flat(weight), group_src=0, group=ends)
+
+
+def loss_everywhere(loss, group=None) -> float | torch.Tensor:
+    """The last rank's loss on every rank: a broadcast of 8 bytes. `loss` is None on the others."""
+    _, p = position(group)
+    buffer = torch.zeros((), dtype=torch.float64) if loss is None else loss.detach().double()
+    dist.broadcast(buffer, group_src=p - 1, group=group)
+    return buffer
+
+
+def _tied_copies(stages, ends) -> list[nn.Parameter]:
+    stages = [stages] if isinstance(stages, Stage) else stages
+    if ends is None or ends is dist.GroupMember.NON_GROUP_MEMBER:  # one rank holds both: one parameter
+        return []
+    return [stage.tied for stage in stages if stage.tied is not None and stage.tied.requires_grad]
+
+
+def _global(rank: int, group) -> int:
+    return rank if group is None else dist.get_global_rank(group, rank)
+
+
+def _whole(value, what: str, low: int, high: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise TypeError(f"{what} must be a whole number from {low} to {high:,}, not {value!r} (a {type(value).__name__}).")
+    if not low <= value <= high:
+        raise ValueError(f"{what} is {value}, but must be a whole number from {low} to {high:,}.")
+    return int(value)
