@@ -43,7 +43,8 @@ MAY_CALL = {
     "checks": {"*"} - {"explorers"},
 }
 NEEDS_TORCH = {"recorder", "ranks", "models", "parallel", "checks"}
-THIN_CALLS = {("replay.timeline", "plots")}  # Timeline.plot() and its like, imported when called
+# Timeline.plot() and its like, imported when called
+THIN_CALLS = {("replay.timeline", "plots"), ("parallel.schedule_table", "plots")}
 LINES = 320  # a file is one idea and fits a sitting
 
 

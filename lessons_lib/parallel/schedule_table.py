@@ -122,6 +122,12 @@ class Schedule:
     def __repr__(self) -> str:
         return f"{self.summary}\n{self.text}"
 
+    def _repr_html_(self) -> str:
+        """A picture in a notebook: drawn by plots, which is imported only then."""
+        from .. import plots
+
+        return plots.image(plots.schedule_svg(self), self.summary)
+
     @property
     def summary(self) -> str:
         """One line of numbers."""

@@ -59,10 +59,10 @@ def timeline_svg(timeline, width: int = 760, until: float | None = None, ranks=N
     parts = [
         write(10, 18, title, font_weight="bold"),
         write(round(heading), 18, clip(" \u00b7 ".join(told), 12, width - heading)),
-        _axis(until, scale, bottom),
+        axis_parts(until, scale, bottom),
         f'<g text-anchor="end" font-size="{font}">{"".join(names)}</g>',
         *bars,
-        *_transfers(timeline, rows, scale, pitch, bar, lane),
+        *transfers_parts(timeline, rows, scale, pitch, bar, lane),
     ]
     if step > 0:
         x = LEFT + step * scale
@@ -139,7 +139,7 @@ def _bars(timeline, rows: list[int], scale: float, pitch: int, bar: int) -> tupl
         for k, name in enumerate(KINDS):
             chosen = pure[here] & (what[here] == k)
             if chosen.any():
-                drawn.append(f'<path class="{name}" d="{_strokes(tenth0[here][chosen], long[here][chosen])}" {_style(name, bar)}/>')
+                drawn.append(f'<path class="{name}" d="{strokes(tenth0[here][chosen], long[here][chosen])}" {_style(name, bar)}/>')
         mixed = ~pure[here]
         if mixed.any():
             drawn += _mixed(tenth0[here][mixed], long[here][mixed], parts[here][mixed], bar)
@@ -154,7 +154,7 @@ def _bars(timeline, rows: list[int], scale: float, pitch: int, bar: int) -> tupl
     return out, bool(len(pure)) and not pure.all()
 
 
-def _strokes(x: np.ndarray, length: np.ndarray) -> str:
+def strokes(x: np.ndarray, length: np.ndarray) -> str:
     return ("M%d 0h%d" * len(x)) % tuple(np.stack([x, length], axis=1).ravel().tolist())
 
 
@@ -210,7 +210,7 @@ def _words(timeline, order, row, start, end, kind, rows: int, bar: int) -> tuple
     return inside, titles
 
 
-def _transfers(timeline, rows: list[int], scale: float, pitch: int, bar: int, lane: float) -> list[str]:
+def transfers_parts(timeline, rows: list[int], scale: float, pitch: int, bar: int, lane: float, titled: int = TITLED) -> list[str]:
     """Every transfer as a thin bar under the rows of its ranks: upper lane out, lower lane in, both lanes for a collective."""
     columns = timeline.transfer_columns
     start, end = columns["start"] * scale, columns["end"] * scale
@@ -231,14 +231,14 @@ def _transfers(timeline, rows: list[int], scale: float, pitch: int, bar: int, la
             which = np.flatnonzero(mine)
             if not len(which):
                 continue
-            wide = which[end[which] - start[which] >= 6.0][: TITLED // len(rows)].tolist()
+            wide = which[end[which] - start[which] >= 6.0][: titled // len(rows)].tolist()
             titles = "".join(
                 f'<path d="M{round(10 * start[j])} 0h{round(10 * (end[j] - start[j]))}"><title>{told(j)}</title></path>'
                 for j in wide
             )
             out.append(
                 f'<g transform="translate({LEFT} {top + tall / 2:g}) scale(.1)" stroke-width="{10 * tall:g}">'
-                f'<path d="{_strokes(*_lane(start[which], end[which]))}"/>'
+                f'<path d="{strokes(*_lane(start[which], end[which]))}"/>'
                 + (f'<g class="titles" stroke="#000" stroke-opacity="0">{titles}</g></g>' if titles else "</g>")
             )
     return [f'<g stroke="{COLOURS["transfer"]}" fill="none" class="transfers">{"".join(out)}</g>'] if out else []
@@ -267,7 +267,7 @@ def _told(timeline, index: int) -> str:
     return clean(told) + f"\nfrom {format_time(t['start'])}, takes {format_time(t['end'] - t['start'])}"
 
 
-def _axis(until: float, scale: float, bottom: float) -> str:
+def axis_parts(until: float, scale: float, bottom: float) -> str:
     name, unit = time_unit(until)
     parts, names = [line(LEFT, bottom + 2, LEFT + until * scale, bottom + 2, "#1a1a1a")], []
     for i, t in enumerate(ticks(until)):
