@@ -97,11 +97,11 @@ def sum_replicated_gradients(model: nn.Module, group=None) -> None:
     Norms, biases of row-parallel layers, position table: one all-reduce for each. Without sequence parallel these gradients are
     whole already, and this would count them n times.
     """
-    for parameter in sharded_and_replicated(model)[1]:
-        if parameter.grad is not None:
-            total = parameter.grad.contiguous()
+    for p in sharded_and_replicated(model)[1]:
+        if p.grad is not None:
+            total = p.grad.contiguous()
             dist.all_reduce(total, group=group)
-            parameter.grad.copy_(total)
+            p.grad.copy_(total)
 
 
 def gradient_norm(model: nn.Module, group=None) -> torch.Tensor:
