@@ -209,3 +209,25 @@ def test_numbers_in_the_texts_are_those_of_the_checks():
     assert f"Sum {nbytes / 1e6:.0f} MB over 2 x 4" in second and round(flat / judge_trees.PAR_TIME) == 5
     assert f"**Par is {1e6 * judge_trees.PAR_TIME:.0f} us** (replayed)" in re.sub(r"\s+", " ", second)
     assert "takes five times as long" in re.sub(r"\s+", " ", second)
+
+
+def test_numbers_in_the_texts_of_lesson_03_are_those_of_the_checks(monkeypatch):
+    """What takes longer than par is said in the text, and by the check about an answer that does just that."""
+    pytest.importorskip("torch")
+    sys.path.insert(0, str(ROOT / "tests" / "wrong_answers"))
+    import lesson_03
+
+    from lessons_lib.checks import NotYet, check, judge_overlap
+
+    monkeypatch.setenv("LESSONS_PROGRESS", "")
+    text = re.sub(r"\s+", " ", "\n".join(cell.source for cell in read(ROOT / "solutions" / "03_data_parallel.ipynb").cells))
+    assert f"**Par is {1e6 * judge_overlap.PAR_STEP:.0f} us** (replayed)" in text
+    model = f"{judge_overlap.DEPTH} layers of {judge_overlap.WIDTH:,} in bfloat16"
+    assert model in text and f"a rank has {judge_overlap.SAMPLES:,} samples" in text
+    for answer, words in (
+        (lesson_03.one_for_each_parameter, "an all-reduce for each parameter takes {} us even from hooks"),
+        (lesson_03.one_for_all, "a single buffer {} us"),
+    ):
+        with pytest.raises(NotYet) as said:
+            check(answer, "overlapped_backward")
+        assert words.format(re.search(r"NVLink 4: ([\d,]+) us", str(said.value))[1]) in text

@@ -7,7 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
-LESSONS = ("lesson_01", "lesson_02")  # the modules of this package, in the order of the course
+LESSONS = (  # the modules of this package, in the order of the course
+    "lesson_01",
+    "lesson_02",
+    "lesson_03",
+)
 DIFFICULTIES = ("warm-up", "easy", "medium", "hard", "challenge")
 
 

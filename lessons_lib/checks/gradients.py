@@ -148,7 +148,9 @@ def same(came: np.ndarray, other: np.ndarray, tolerance: float = 0.0) -> bool:
 def _usual(case: Case, came, right, own, what, tolerance) -> str:
     """The mistakes that can be seen without knowing the exercise."""
     n = case.ranks
-    if right is None or (came is not None and came.shape != right.shape):
+    if right is None:
+        return "A frozen parameter gets no gradient."
+    if came is not None and came.shape != right.shape:
         return ""
     if came is None or (not came.any() and what):
         return "Did backward reach it, on this rank, too?"

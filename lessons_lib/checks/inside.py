@@ -30,10 +30,13 @@ class Draw:
     largest: int = 99
     requires_grad: bool = False
     smallest: int | None = None
+    start: tuple[int, ...] = ()  # the first numbers, where a text tells of them
 
     def array(self) -> np.ndarray:
         low = -self.largest if self.smallest is None else self.smallest
-        return np.asarray(np.random.default_rng(self.seed).integers(low, self.largest + 1, self.shape)).astype(self.dtype)
+        numbers = np.asarray(np.random.default_rng(self.seed).integers(low, self.largest + 1, self.shape))
+        numbers.reshape(-1)[: len(self.start)] = self.start
+        return numbers.astype(self.dtype)
 
     def make(self) -> torch.Tensor:
         return torch.from_numpy(self.array()).requires_grad_(self.requires_grad)
@@ -119,6 +122,13 @@ def call(answer: Callable, inputs: Sequence[tuple | None], upstream: Sequence[Dr
     changed = tuple(n for n, (before, after) in enumerate(zip(given, arguments)) if _is_changed(before, after))
     states = tuple(_state(argument) for argument in arguments)
     return Returned(_detached(value), changed, states, problem)
+
+
+def call_shapes(answer: Callable, make: Callable, arguments: Sequence) -> None:
+    """Call the answer with what make(*arguments) gives, a tuple, in a run with shapes_only: nothing is returned or compared."""
+    given = make(*arguments)
+    with record_function("forward"):
+        _call(answer, given)
 
 
 def call_each(answer: Callable, inputs: Sequence[tuple]) -> list[Any]:

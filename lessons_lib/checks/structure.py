@@ -164,6 +164,19 @@ def expect_calls(case: Case, expected: Sequence[tuple[str, int]], advice: str = 
             raise case.wrong(f"The numbers are right, but rank {rank} also sent {traffic(sends(case.recording, rank))}.", advice)
 
 
+def expect_bytes(case: Case, most: float, explain: Callable[[int], str] | None = None) -> None:
+    """No rank sent more than `most` bytes, counted as `bytes_sent` does; else Wrong. `explain(rank)`: what sends so much."""
+    expect_own_code(case)
+    for rank in case.active:
+        sent = bytes_sent(case.recording, rank)
+        if sent > most:
+            raise case.wrong(
+                f"The numbers are right, the way is not: rank {rank} sent {sent:,.0f} bytes; {most:,.0f} are enough. It called "
+                f"{said(calls(case.recording, rank))}.",
+                explain(rank) if explain else "",
+            )
+
+
 def said(made: Sequence[tuple[str, int]]) -> str:
     """Collectives in words: "all_reduce twice (40 and 8 bytes)"."""
     if not made:

@@ -32,9 +32,16 @@ _LINES, _WIDTH = 8, 160  # of what the learner's code printed, shown when it fai
 _MESSAGE = 40  # lines of an error shown
 
 
-def draw(*shape: int, dtype: str = "float32", largest: int = 99, requires_grad: bool = False, smallest: int | None = None) -> Draw:
+def draw(
+    *shape: int,
+    dtype: str = "float32",
+    largest: int = 99,
+    requires_grad: bool = False,
+    smallest: int | None = None,
+    start: Sequence[int] = (),
+) -> Draw:
     """A fresh random tensor."""
-    return Draw(fresh(), shape, dtype, largest, requires_grad, smallest)
+    return Draw(fresh(), shape, dtype, largest, requires_grad, smallest, tuple(start))
 
 
 def fresh() -> int:
@@ -129,6 +136,13 @@ class Trial:
         """What an answer that does not communicate returns for each set of arguments."""
         return self._recorded(1, inside.call_each, list(inputs)).results[0]
 
+    def at_real_size(self, make: Callable, arguments: Sequence, ranks: int) -> Recording:
+        """A recording of the answer on make(*arguments), a tuple, with shapes and no data: for what a cluster would make of it.
+
+        `make` is a function of a module. The answer must do the same on every rank.
+        """
+        return self._recorded(ranks, inside.call_shapes, make, list(arguments), shapes_only=True, alike=True)
+
     def passed(self, ranks: int) -> None:
         """Note that the answer is right with so many ranks."""
         self.right.append(ranks)
@@ -143,12 +157,12 @@ class Trial:
                 lines.append(f"{ranks} is not a power of two: does your code count on one?")
         return Wrong("\n".join(line for line in lines if line))
 
-    def _recorded(self, ranks: int, program: Callable, *arguments: list) -> Recording:
+    def _recorded(self, ranks: int, program: Callable, *arguments, **options) -> Recording:
         # A run prints, and warns about lines that differ between ranks: here the values tell, so neither is for the cell.
         with contextlib.redirect_stdout(self.printed), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:
-                return run(program, self.answer, *arguments, ranks=ranks, timeout=time_limit())
+                return run(program, self.answer, *arguments, ranks=ranks, timeout=time_limit(), **options)
             except RunError as error:
                 problem: Exception = error
             except TypeError as error:
