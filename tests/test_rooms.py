@@ -17,7 +17,8 @@ FILES = {
     "formulas": "formulas messages algorithms splitting",
     "environment": "environment lab",
     "recorder": "recorder watch",
-    "schedules": "parallel.actions parallel.known_schedules parallel.schedule_table parallel.schedules",
+    "pipelines": "pipelines stage_costs",
+    "schedules": "parallel.actions parallel.cuts parallel.known_schedules parallel.schedule_calls parallel.schedule_table parallel.schedules",
 }
 GROUND = {"errors", "hardware", "recording", "sources"}
 MAY_CALL = {
@@ -33,7 +34,7 @@ MAY_CALL = {
     "activations": {"hardware", "shapes"},
     "replay": {"errors", "hardware", "recording", "formulas"},
     "planner": {"activations", "formulas", "hardware", "shapes"},
-    "pipelines": {"errors", "hardware", "recording", "formulas", "shapes", "schedules"},
+    "pipelines": {"activations", "errors", "hardware", "recording", "formulas", "shapes", "schedules"},
     "plots": {"replay", "planner", "formulas", "hardware", "recording", "schedules"},
     "explorers": {"stored", "plots", "replay", "planner", "formulas", "hardware", "recording", "shapes", "schedules", "pipelines"},
     "recorder": GROUND | {"formulas"},

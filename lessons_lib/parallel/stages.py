@@ -9,42 +9,14 @@ numbers. Source: arXiv:2104.04473, section 2.2.
 
 from __future__ import annotations
 
-from numbers import Integral
 from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
+from .cuts import layers_of_stages, whole
 from .messages import flat, position
-
-
-def layers_of_stages(layers: int, stages: int, given=None) -> list[range]:
-    """Which layers each stage holds, in order. Where `stages` does not divide, the ones in the middle have one more.
-
-    So the first stage, with the embedding, and the last, with the logits, are the lighter ones. `given`: how many each shall have.
-    """
-    layers, stages = _whole(layers, "layers", 1, 10_000), _whole(stages, "stages", 1, 10_000)
-    if given is None:
-        if stages > layers:
-            raise ValueError(
-                f"{layers} layers cannot fill {stages} stages: take at most {layers} stages, or say how many layers each has, as "
-                "layers=[0, 2, 2, 0] (the first stage also has the embedding, the last the logits)."
-            )
-        each, extra = divmod(layers, stages)
-        first = (stages - extra + 1) // 2
-        given = [each + (first <= stage < first + extra) for stage in range(stages)]
-    if not isinstance(given, (list, tuple)) or len(given) != stages:
-        raise ValueError(f"layers must be a list of {stages} numbers, how many layers each stage has, not {given!r}.")
-    counts = [_whole(count, f"The number of layers of stage {stage}", 0, layers) for stage, count in enumerate(given)]
-    if sum(counts) != layers:
-        raise ValueError(
-            f"layers={given!r} are {sum(counts)} layers in all, but the model has {layers}: the list must add up to it."
-        )
-    if 0 in counts[1:-1]:
-        raise ValueError(f"layers={given!r}: only the first and the last stage may be without layers.")
-    ends = [sum(counts[: stage + 1]) for stage in range(stages)]
-    return [range(end - count, end) for end, count in zip(ends, counts)]
 
 
 class Stage(nn.Module):
@@ -57,8 +29,8 @@ class Stage(nn.Module):
     def __init__(self, parts, index: int, stages: int, make_buffer=None, tied=None):
         super().__init__()
         self.parts = nn.ModuleList(parts)
-        self.stages = _whole(stages, "stages", 1, 10_000)
-        self.index = _whole(index, "index (of the stage)", 0, stages - 1)
+        self.stages = whole(stages, "stages", 1, 10_000)
+        self.index = whole(index, "index (of the stage)", 0, stages - 1)
         if self.index and not callable(make_buffer):
             raise TypeError(
                 f"Stage {index} receives from stage {index - 1}, so it needs make_buffer, a function that turns a microbatch's "
@@ -131,7 +103,7 @@ def split_into_microbatches(inputs, targets, m: int) -> list[Microbatch]:
     samples = len(inputs)
     if len(targets) != samples:
         raise ValueError(f"There are {samples} inputs and {len(targets)} targets: each sample needs one of both.")
-    m = _whole(m, "m, the number of microbatches,", 1, max(samples, 1))
+    m = whole(m, "m, the number of microbatches,", 1, max(samples, 1))
     if not samples:
         raise ValueError("The batch has no samples, so it cannot be split into microbatches.")
     parts = zip(inputs.tensor_split(m), targets.tensor_split(m))
@@ -190,11 +162,3 @@ def _tied_copies(stages, ends) -> list[nn.Parameter]:
 
 def _global(rank: int, group) -> int:
     return rank if group is None else dist.get_global_rank(group, rank)
-
-
-def _whole(value, what: str, low: int, high: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, Integral):
-        raise TypeError(f"{what} must be a whole number from {low} to {high:,}, not {value!r} (a {type(value).__name__}).")
-    if not low <= value <= high:
-        raise ValueError(f"{what} is {value}, but must be a whole number from {low} to {high:,}.")
-    return int(value)
