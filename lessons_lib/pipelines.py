@@ -38,8 +38,8 @@ from .stage_costs import (
 )
 
 __all__ = [
-    "StageMemory", "Work", "balanced_layers", "boundary_bytes", "layers_per_stage", "memory_of_ranks", "parameters_of_stages", "record_pipeline",
-    "work", "work_from", "work_of_stages",
+    "StageMemory", "Work", "balanced_layers", "boundary_bytes", "layers_per_stage", "memory_of_ranks", "parameters_of_stages",
+    "record_pipeline", "work", "work_from", "work_of_stages",
 ]  # fmt: skip
 
 NAMES = {"F": "forward", "B": "backward", "W": "weight"}
