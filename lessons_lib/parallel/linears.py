@@ -28,7 +28,7 @@ class ColumnParallelLinear(nn.Module):
 
     sharded = ("weight", "bias")
 
-    def __init__(self, full: nn.Linear, group=None, *, parts=None, enter=f):
+    def __init__(self, full, group=None, *, parts=None, enter=f):
         super().__init__()
         weight, bias = linear(full)
         parts = fused(parts, weight)
@@ -50,7 +50,7 @@ class RowParallelLinear(nn.Module):
 
     sharded = ("weight",)
 
-    def __init__(self, full: nn.Linear, group=None, *, leave=g):
+    def __init__(self, full, group=None, *, leave=g):
         super().__init__()
         weight, bias = linear(full)
         self.group, self.leave = group, leave

@@ -91,7 +91,7 @@ def sharded_and_replicated(model: nn.Module):
     return [p for p, cut in found.items() if cut], [p for p, cut in found.items() if not cut]
 
 
-def sum_replicated_gradients(model: nn.Module, group=None) -> None:
+def sum_replicated_gradients(model, group=None):
     """Under sequence parallel, after backward: each rank's gradient of a replica came from its own part of the sequence. Sum them.
 
     Norms, biases of row-parallel layers, position table: one all-reduce for each. Without sequence parallel these gradients are
@@ -104,7 +104,7 @@ def sum_replicated_gradients(model: nn.Module, group=None) -> None:
             p.grad.copy_(total)
 
 
-def gradient_norm(model: nn.Module, group=None) -> torch.Tensor:
+def gradient_norm(model, group=None):
     """The length of all gradients together, a float32 scalar, the same on all ranks: sharded ones summed over ranks, replicas once.
 
     One all-reduce of 4 bytes. Under sequence parallel call sum_replicated_gradients first.
