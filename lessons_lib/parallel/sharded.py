@@ -29,12 +29,12 @@ class FlatUnit:
 
     def __init__(self, parameters, group=None):
         self.parameters, self.group = one_dtype(parameters), group
-        rank, n = position(group)
-        self.full = one_buffer(self.parameters, multiple=n)
+        rank, self.n = position(group)
+        self.full = one_buffer(self.parameters, multiple=self.n)
         self.nbytes, self.here = self.full.numel() * self.full.element_size(), True
         for p, piece in zip(self.parameters, views(self.full, self.parameters)):
             p.data = piece
-        self.shard = nn.Parameter(self.full.chunk(n)[rank].clone())
+        self.shard = nn.Parameter(self.full.chunk(self.n)[rank].clone())
 
     def gather(self) -> None:
         """The parameters become what all shards hold: an all-gather of S bytes. Nothing where they are here already."""
@@ -50,8 +50,7 @@ class FlatUnit:
 
     def reduce_gradients(self, share) -> None:
         """Add the averaged gradient to the shard's and drop the whole one: a reduce-scatter of S bytes."""
-        n = dist.get_world_size(self.group)
-        whole = one_buffer([weighted_gradient(p, share) for p in self.parameters], multiple=n)
+        whole = one_buffer([weighted_gradient(p, share) for p in self.parameters], multiple=self.n)
         mine = torch.empty_like(self.shard)
         dist.reduce_scatter_single(mine, whole, group=self.group)
         self.shard.grad = mine if self.shard.grad is None else self.shard.grad + mine
