@@ -338,3 +338,12 @@ def test_computing_is_the_mean_over_ranks_and_waiting_the_rest():
     explorer = explore(RANKS, ONE_NODE)
     for seconds, recording in zip(explorer._comparison.compute, RANKS.values()):
         assert seconds == totals(replay(recording, ONE_NODE))[:, 0].mean()
+
+
+def test_it_starts_where_it_is_told():
+    explorer = explore(RANKS, ONE_NODE, name="Ranks", start="4")
+    assert explorer.choice.value == "4"
+    assert_shows(explorer, "4", ONE_NODE)
+    for wrong in ("3", 4, "", ["4"], True):
+        with pytest.raises(ValueError, match=r"start is .*; allowed is one of the choices: '1', '2', '4', '8'\."):
+            explore(RANKS, ONE_NODE, start=wrong)

@@ -49,7 +49,7 @@ class Explorer(widgets.VBox):
     `picture` the HTML below them.
     """
 
-    def __init__(self, choices: dict[str, Recording], cluster: Cluster, name: str = "Choice"):
+    def __init__(self, choices: dict[str, Recording], cluster: Cluster, name: str = "Choice", start: str | None = None):
         self.choices, self.cluster, self._name = choices, cluster, name
         self._named_choices = "" not in choices
         self.error: Exception | None = None
@@ -58,7 +58,7 @@ class Explorer(widgets.VBox):
         names = {k: LINK_CLASSES[k] for k in self._classes}
         self.link = widgets.ToggleButtons(options=[(text, k) for k, text in names.items()], tooltips=list(names.values()))
         self.device = widgets.Dropdown(options=device_options(cluster.device), value=cluster.device, layout={"width": "260px"})
-        self.choice = notched(list(choices), next(iter(choices))) if len(choices) > 1 else None
+        self.choice = notched(list(choices), start or next(iter(choices))) if len(choices) > 1 else None
         bandwidths, latencies = [k.bandwidth / 1e9 for k in self._given], [k.latency * 1e6 for k in self._given]
         ranges = slider_range(bandwidths, 0, 3), slider_range(latencies, -1, 3)
         # Sliders of their own for each link, whose notches hold its values: the browser may not move a value to another notch.
