@@ -41,6 +41,14 @@ LESSONS = [
         "FlatUnit.reduce_gradients Zero1.__init__ Zero1.reduce_gradients Zero1.step watch Zero2.__init__ Zero2.reduce "
         "Zero2.reduce_gradients Zero2.step clip_gradients",
     ),
+    Lesson(
+        "04_tensor_parallel",
+        "conjugates linears tensor vocabulary replicas saved",
+        "summed Enter.forward Enter.backward f Leave.forward Leave.backward g cut ColumnParallelLinear.__init__ "
+        "ColumnParallelLinear.forward RowParallelLinear.__init__ RowParallelLinear.forward ParallelMLP.__init__ ParallelMLP.forward "
+        "ParallelAttention.__init__ ParallelAttention.forward ParallelBlock.__init__ ParallelBlock.forward local cross_entropy "
+        "gradient_norm Gather.forward Gather.backward gather_sequence sum_replicated_gradients saved_memory",
+    ),
 ]
 BUILT = [(lesson, name) for lesson in LESSONS for name in sorted(lesson.built.split())]
 
