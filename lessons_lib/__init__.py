@@ -15,6 +15,7 @@ _HOME = {
     "ranks": "run",
     "explorers": "explore guess",
     "explorers.collective_explorer": "compare_collectives",
+    "explorers.pipeline_explorer": "explore_pipeline",
     "environment": "check_environment",
 }
 _WHERE = {name: module for module, names in _HOME.items() for name in names.split()}

@@ -19,13 +19,15 @@ _TRACK = (8, 90)  # pixels from the widget's left and right edge to the ends of 
 class LinkSliders:
     """The sliders for one link. Name and unit are text beside each, because its handle has no accessible name of its own."""
 
-    def __init__(self, link: Link, bandwidths: tuple[int, int], latencies: tuple[int, int], where: str):
+    def __init__(self, link: Link, bandwidths: tuple[int, int], latencies: tuple[int, int], where: str, track: float = 400.0):
+        """`track`: pixels of the bandwidth slider's track where the page is narrow."""
+        where = f" {where}" if where else ""
         self.bandwidth = _slider(link.bandwidth / 1e9, *bandwidths, BANDWIDTH_STEP)
         self.latency = _slider(link.latency * 1e6, *latencies, LATENCY_STEP)
         self.box = widgets.VBox([
-            widgets.Label(f"Bandwidth of the link {where}, in GB/s per direction"), self.bandwidth,
-            widgets.HTML(marks_html(self.bandwidth.min, self.bandwidth.max)),
-            widgets.Label(f"Latency of the link {where}, in us per message"), self.latency,
+            widgets.Label(f"Bandwidth of the link{where}, in GB/s per direction"), self.bandwidth,
+            widgets.HTML(marks_html(self.bandwidth.min, self.bandwidth.max, track)),
+            widgets.Label(f"Latency of the link{where}, in us per message"), self.latency,
         ])  # fmt: skip
 
 
@@ -97,9 +99,11 @@ def device_options(device) -> list[tuple]:
     return own + [(f"{d.name} ({d.flops / 1e12:,.4g} TFLOP/s)", d) for d in DEVICES]
 
 
-def marks_html(low: float, high: float) -> str:
-    """Names of real links under the bandwidth slider, which goes from 10**low to 10**high GB/s."""
-    track = 400.0  # pixels: what a narrow window leaves; in a wider one the names lie farther apart
+def marks_html(low: float, high: float, track: float = 400.0) -> str:
+    """Names of real links under the bandwidth slider, which goes from 10**low to 10**high GB/s.
+
+    `track` is its length in pixels in a narrow window; in a wider one the names lie farther apart.
+    """
     at = {link.name: (math.log10(link.bandwidth / 1e9) - low) / (high - low) for link in LINKS}
     links = links_by_importance(1e9 * 10**low, 1e9 * 10**high)
     placed = marks([(at[link.name] * track, link.name) for link in links], 10, -4, track + 86, rows=2)

@@ -84,7 +84,7 @@ def schedule_svg(schedule: Schedule, width: int = 760, until: float | None = Non
     elif number(until, "until, the end of the time axis,", "a positive, finite number of slots, or left out") < span * (1 - 1e-9):
         raise ValueError(f"until is {until:g}, but this schedule takes {span:g} slots: name a time that is not shorter.")
     rows = list(range(min(schedule.ranks, _ROWS[-1][0])))
-    pitch, bar, lane, font, size = next(row[1:] for row in _ROWS if len(rows) <= row[0])
+    pitch, bar, lane, font, size = _rows(len(rows))
     pitch -= 2 * lane + 2  # there are no transfers here
     beside = 78
     scale, bottom = (width - LEFT - RIGHT - beside) / until, TOP + 10 + pitch * len(rows)
@@ -113,17 +113,18 @@ def schedule_svg(schedule: Schedule, width: int = 760, until: float | None = Non
     return document(width, bottom + 30 + 18 * lines, schedule.summary, [*parts, legend])
 
 
-def pipeline_svg(timeline, chunks: int = 1, width: int = 760, until: float | None = None) -> str:
+def pipeline_svg(timeline, chunks: int = 1, width: int = 760, until: float | None = None, area: float | None = None) -> str:
     """A timeline whose labels are actions, as boxes with numbers; exposed communication and transfers as in timeline_svg.
 
-    `until` (seconds) is where the time axis ends; without it, the next round number after the step.
+    `until` (seconds) is where the time axis ends; without it, the next round number after the step. `area` (pixels) is the height
+    that all rows share; without it, each row has what suits their number.
     """
     rows, _ = choose_ranks(timeline, None)
     width = whole(width, "The picture's width in pixels", 300, 10_000)
     step = timeline.step_time
     until = until or (round_up(step) if step > 0 else 1e-9)
-    pitch, bar, lane, font, size = next(row[1:] for row in _ROWS if len(rows) <= row[0])
-    scale, bottom = (width - LEFT - RIGHT) / until, TOP + pitch * len(rows)
+    pitch, bar, lane, font, size = _rows(len(rows), area)
+    scale, bottom = (width - LEFT - RIGHT) / until, TOP + (area or pitch * len(rows))
     boxes = boxes_in(timeline)
     split = bool((boxes.kind == 2).any())
     title = f"{timeline.kind.capitalize()}: step {format_time(step)}"
@@ -147,10 +148,19 @@ def pipeline_svg(timeline, chunks: int = 1, width: int = 760, until: float | Non
     return document(width, bottom + 34 + 18 * lines, told, [*parts, legend])
 
 
-def pipeline_height(ranks: int, split: bool, chunks: int, width: int = 760) -> int:
-    """Pixels of the height of pipeline_svg."""
-    rows = min(ranks, _ROWS[-1][0])
-    return TOP + next(row[1] for row in _ROWS if rows <= row[0]) * rows + 34 + 18 * _legend(split, chunks, True, 0, width)[1]
+def pipeline_height(ranks: int, split: bool = True, chunks: int = 2, width: int = 760, area: float | None = None) -> float:
+    """Pixels of the height of pipeline_svg; without split and chunks, of the tallest."""
+    legend = 18 * _legend(split, chunks, True, 0, width)[1]
+    return TOP + (area or _rows(min(ranks, _ROWS[-1][0]))[0] * min(ranks, _ROWS[-1][0])) + 34 + legend
+
+
+def _rows(count: int, area: float | None = None) -> tuple[float, float, float, float, float]:
+    """Pixels from row to row, of a box, of a lane of transfers, of the letters of names and of numbers, for so many rows."""
+    rows = next(row[1:] for row in _ROWS if count <= row[0])
+    if area is None:
+        return rows
+    pitch = min(area / count, 72.0)
+    return pitch, round(0.62 * pitch, 1), min(3.0, 0.09 * pitch), rows[3], min(12.0, np.floor(0.55 * pitch)) if rows[4] else 0
 
 
 # ---- the parts of a picture --------------------------------------------------------------------------------------------------

@@ -3,8 +3,8 @@
     python tests/benchmarks/bench_slider.py
 
 The recording has 8 ranks, once with 500 bars on all of them together and once with 500 on each; then there are nine recordings to
-choose from, of 8 ranks and about 370 events on each. The clock is the page's own: it starts when the key goes down and stops in the
-frame after the one in which the new picture was drawn.
+choose from, of 8 ranks and about 370 events on each; then a pipeline of 8 stages and 32 microbatches. The clock is the page's own:
+it starts when the key goes down and stops in the frame after the one in which the new picture was drawn.
 """
 
 import statistics
@@ -50,6 +50,18 @@ def buckets(size, ranks=8, layers=180):
 
 sizes = (1, 2, 3, 4, 5, 6, 9, 10, 12)
 e = explore({f"{20 * size} MB": buckets(size) for size in sizes}, Cluster(H100), name="Bucket size")
+e"""
+PIPELINE = """from lessons_lib import explore_pipeline, pipelines, shapes
+from lessons_lib.explorers import pipeline_setting
+
+e = explore_pipeline(shapes.LLAMA3_70B, stages=8, microbatches=32, schedule={schedule!r})
+
+def forget(change):
+    pipelines._frame.cache_clear()  # what has been seen before is not quicker
+    pipeline_setting._compared.cache_clear()
+
+for slider in (e.stages, e.microbatches, e.ratio):
+    slider.observe(forget, "value")
 e"""
 EVENTS = "print(sum(len(events) for recording in e.choices.values() for events in recording.events))"
 COUNT = "print(len(e.timeline.columns['rank']))"
@@ -114,6 +126,24 @@ def measure_choices(page, lab) -> None:
             print(f"  {what}: {pressed(page, notebook, handle)}")
 
 
+def measure_pipeline(page, lab, schedule: str) -> None:
+    """8 stages, 32 microbatches: each slider around that."""
+    notebook = opened(page, lab, f"{schedule}.ipynb", [PIPELINE.format(schedule=schedule)])
+    print(f"a pipeline of 8 stages and 32 microbatches, {schedule} (measured)")
+    for number, what in enumerate(("stages", "microbatches", "chunks", "ratio", "bandwidth", "latency")):
+        handle = page.locator(".noUi-handle").nth(number)
+        if what == "chunks" or (what in ("stages", "microbatches") and schedule.startswith("interleaved")):
+            continue  # 6 or 10 ranks do not divide 32 microbatches
+        handle.evaluate(CLOCK)
+        page.evaluate("window.times = []")
+        for i in range(24):  # to and fro
+            notebook.press(handle, "ArrowLeft" if i % 2 == 0 else "ArrowRight")
+            page.wait_for_function(f"window.times.length > {i}", timeout=5000)
+            page.wait_for_timeout(150)
+        middle = statistics.median(page.evaluate("window.times")[2:])
+        print(f"  {what}: key press to picture {middle:.0f} ms at the median (aim: 60)")
+
+
 def measure(page, lab, layers: int) -> None:
     notebook = opened(page, lab, f"slider{layers}.ipynb", [PROGRAM.format(layers=layers), COUNT, PYTHON])
     bars, python = (int(notebook.outputs()[1]), float(notebook.outputs()[2]))
@@ -146,9 +176,10 @@ def main() -> None:
         browser = playwright.chromium.launch(executable_path=find_chromium(), args=FLAGS)
         try:
             with JupyterLab(folder, Path(scratch)) as lab:
-                for todo in (lambda p: measure(p, lab, 21), lambda p: measure(p, lab, 250), lambda p: measure_choices(p, lab)):
+                tasks = [(measure, 21), (measure, 250), (measure_choices,), (measure_pipeline, "1F1B")]
+                for task, *options in [*tasks, (measure_pipeline, "interleaved 1F1B")]:
                     page = browser.new_page(viewport={"width": 1280, "height": 900})
-                    todo(page)
+                    task(page, lab, *options)
                     page.close()
                     for session in lab.api("api/sessions"):
                         lab.api(f"api/sessions/{session['id']}", "DELETE")
