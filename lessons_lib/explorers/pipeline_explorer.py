@@ -34,7 +34,7 @@ CHUNKS = (1, 2, 3, 4, 5, 6, 8)
 RATIOS = tuple(k / 4 for k in range(2, 17))
 # The words keep their room, also where they are narrow and so take more lines.
 STYLE = (
-    "<style>.fitted > svg{width:100%}.pipeline-outer{container-type:inline-size}.pipeline-words{min-height:132px}"
+    "<style>.fitted > svg{width:100%}.pipeline-outer{container-type:inline-size}.pipeline-words{min-height:156px}"
     "@container(max-width:640px){.pipeline-words{min-height:250px}}</style>"
 )
 
