@@ -14,7 +14,7 @@ import numpy as np
 
 from ..hardware import number, whole
 from ..parallel.schedules import Schedule
-from .svg import COLOURS, clip, document, line, round_up, text_width, ticks, write
+from .svg import COLOURS, clip, document, line, text_width, ticks, write
 from .timeline_picture import LEFT, RIGHT, TOP, axis_parts, choose_ranks, strokes, transfers_parts
 from .wording import format_time
 
@@ -31,6 +31,7 @@ _ROWS = (
     (4, 44, 28, 3.0, 12, 12), (8, 36, 22, 3.0, 12, 11), (16, 26, 15, 2.5, 11, 10), (32, 17, 9, 2.0, 10, 8), (64, 12, 6, 1.5, 9, 0),
 )  # fmt: skip
 SMALLEST = 8.0  # pixels of a number's letters: where even these do not fit, numbers are left out
+_ENDS = (1.0, 1.12, 1.25, 1.4, 1.6, 1.8, 2.0, 2.24, 2.5, 2.8, 3.15, 3.55, 4.0, 4.5, 5.0, 5.6, 6.3, 7.1, 8.0, 9.0)
 FINE = 0.5  # pixels: boxes narrower than this that begin at the same half pixel are drawn once
 
 
@@ -116,13 +117,13 @@ def schedule_svg(schedule: Schedule, width: int = 760, until: float | None = Non
 def pipeline_svg(timeline, chunks: int = 1, width: int = 760, until: float | None = None, area: float | None = None) -> str:
     """A timeline whose labels are actions, as boxes with numbers; exposed communication and transfers as in timeline_svg.
 
-    `until` (seconds) is where the time axis ends; without it, the next round number after the step. `area` (pixels) is the height
+    `until` (seconds) is where the time axis ends; without it, shortly after the step. `area` (pixels) is the height
     that all rows share; without it, each row has what suits their number.
     """
     rows, _ = choose_ranks(timeline, None)
     width = whole(width, "The picture's width in pixels", 300, 10_000)
     step = timeline.step_time
-    until = until or (round_up(step) if step > 0 else 1e-9)
+    until = until or (_end(step) if step > 0 else 1e-9)
     pitch, bar, lane, font, size = _rows(len(rows), area)
     scale, bottom = (width - LEFT - RIGHT) / until, TOP + (area or pitch * len(rows))
     boxes = boxes_in(timeline)
@@ -152,6 +153,12 @@ def pipeline_height(ranks: int, split: bool = True, chunks: int = 2, width: int 
     """Pixels of the height of pipeline_svg; without split and chunks, of the tallest."""
     legend = 18 * _legend(split, chunks, True, 0, width)[1]
     return TOP + (area or _rows(min(ranks, _ROWS[-1][0]))[0] * min(ranks, _ROWS[-1][0])) + 34 + legend
+
+
+def _end(step: float) -> float:
+    """Where an axis for this step ends: at most an eighth later, since numbers need room, and seldom elsewhere."""
+    power = 10.0 ** np.floor(np.log10(step))
+    return float(next(e * power for e in (*_ENDS, 10.0, 11.2) if step <= e * power * (1 + 1e-9)))
 
 
 def _rows(count: int, area: float | None = None) -> tuple[float, float, float, float, float]:
