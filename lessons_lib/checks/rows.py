@@ -1,0 +1,76 @@
+"""What an answer returned as a schedule, read: every wrong type, word and size gets a sentence. Lesson 05."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..parallel.schedules import Action, Schedule, ScheduleError, action, table_from
+from .exercise import Wrong
+from .trial import shown
+
+MOST_WORDS = 2_000  # in one row
+_LONGEST = 600  # characters of a reason
+
+
+def read_table(value: Any, ranks: int) -> Schedule:
+    """`value`, a text for each rank with a word a slot, as a table that may still be impossible; else Wrong."""
+    rows = value.splitlines() if isinstance(value, str) else value
+    kind = f"a list of {ranks} texts, one for each rank"
+    if not isinstance(rows, (list, tuple)) or not rows:
+        raise Wrong(f"Your function returned {shown(value)}, and should return {kind}.{_missing(value)}")
+    for rank, row in enumerate(rows):
+        if not isinstance(row, str):
+            raise Wrong(f"Your function should return {kind}; the row of rank {rank} is {shown(row)}.")
+        _expect_short(row.split(), f"The row of rank {rank}")
+    if len(rows) != ranks:
+        raise Wrong(f"Your table has {len(rows):,} row{'s'[: len(rows) != 1]}, and there are {ranks} ranks: one row for each.")
+    try:
+        return table_from(list(rows))
+    except ScheduleError as error:
+        raise Wrong(reason(error)) from None
+
+
+def read_orders(value: Any, ranks: int, call: str) -> list[list[Action]]:
+    """`value`, an order for each rank, as actions; else Wrong."""
+    if not isinstance(value, (list, tuple)) or not value:
+        raise Wrong(f"{call} returned {shown(value)}, and should return a list with an order for each rank.{_missing(value)}")
+    if len(value) != ranks:
+        raise Wrong(f"{call} returned {len(value):,} order{'s'[: len(value) != 1]}, and there are {ranks} ranks: one for each.")
+    return [read_order(row, call, f" for rank {rank}") for rank, row in enumerate(value)]
+
+
+def read_order(value: Any, call: str, whose: str = "") -> list[Action]:
+    """`value`, such as "F0 F1 B0 B1" or ["F0", "F1", "B0", "B1"], as actions; else Wrong."""
+    words = value.split() if isinstance(value, str) else value
+    if not isinstance(words, (list, tuple)):
+        raise Wrong(f'{call} returned {shown(value)}{whose}, and should return an order such as "F0 F1 B0 B1".{_missing(value)}')
+    _expect_short(words, f"What {call} returned{whose}")
+    for word in words:
+        if not isinstance(word, (str, tuple)):
+            raise Wrong(f"In what {call} returned{whose} there is {shown(word)}: an action is a text such as 'F3'.")
+        if isinstance(word, str) and len(word) > 20:
+            raise Wrong(
+                f"In what {call} returned{whose} there is {shown(word)}, which is no action: write one a word, such as 'F3'."
+            )
+    try:
+        return [action(word) for word in words]
+    except ScheduleError as error:
+        raise Wrong(f"In what {call} returned{whose}: {reason(error)}") from None
+
+
+def reason(error: ScheduleError) -> str:
+    """The sentence of a ScheduleError, with its first letter large, and bounded."""
+    text = str(error)
+    text = text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ..."
+    return text[:1].upper() + text[1:]
+
+
+def _expect_short(words, what: str) -> None:
+    if len(words) > MOST_WORDS:
+        raise Wrong(
+            f"{what} has {len(words):,} words; {MOST_WORDS:,} are more than any schedule here needs. Does a loop run too long?"
+        )
+
+
+def _missing(value: Any) -> str:
+    return " Is the `return` missing?" if value is None else ""
