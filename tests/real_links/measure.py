@@ -19,7 +19,7 @@ import network  # noqa: E402
 import programs  # noqa: E402
 
 from lessons_lib import Cluster, Link, replay, run  # noqa: E402
-from lessons_lib.hardware import LAPTOP  # noqa: E402
+from lessons_lib.hardware import LAPTOP, Device  # noqa: E402
 
 HOSTS = 4
 RATE = 25e6  # bytes/s on the wire, each direction: slow enough that two cores drive four hosts
@@ -27,8 +27,9 @@ LATENCY = 1e-4  # of a small message between two such hosts; hundreds of times l
 STORED = Path(__file__).parents[2] / "notebooks" / "measurements" / "real_links.json"
 
 
-def measured_seconds(name: str, names: list[str], repeats: int) -> tuple[float, list]:
-    """Median over the repeats of the slowest host's time, under plain gloo; and what each host returned."""
+def measured_seconds(name: str, names: list[str], repeats: int) -> tuple[float, float | None, list]:
+    """Medians over the repeats of the slowest host's time, under plain gloo: of the program, and of its computing alone (None
+    where that is next to nothing); and what each host returned."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, str(Path(__file__).with_name("worker.py"))]
         arguments = [str(HOSTS), str(Path(folder, "store")), name, str(repeats)]
@@ -41,20 +42,24 @@ def measured_seconds(name: str, names: list[str], repeats: int) -> tuple[float, 
         finally:
             for worker in workers:
                 worker.kill()
-    slowest = [max(times) for times in zip(*[output["seconds"] for output in outputs])]
-    return statistics.median(slowest), [output["result"] for output in outputs]
+    whole, alone = ([max(times) for times in zip(*(output[kind] for output in outputs))] for kind in ("seconds", "alone"))
+    return statistics.median(whole), statistics.median(alone) if alone else None, [output["result"] for output in outputs]
 
 
-def replayed_seconds(program) -> tuple[float, list]:
-    """The same program recorded, and replayed on the link that the kernel was told to be, without the packets' headers."""
+def replayed_seconds(program, alone: float | None = None) -> tuple[float, list]:
+    """The same program recorded, and replayed on the link that the kernel was told to be, without the packets' headers.
+
+    `alone`: seconds that its computing takes here without messages; the device of the replay is then as fast.
+    """
     recording = run(program, ranks=HOSTS)
+    device = LAPTOP if alone is None else Device(recording.flops[0] / alone, 1e30, 1e30, 1.0)
     link = Link(RATE / network.HEADERS, LATENCY, "shaped by the kernel")
-    return replay(recording, Cluster(LAPTOP, nodes=HOSTS, devices_per_node=1, inter_node=link)).step_time, recording.results
+    return replay(recording, Cluster(device, nodes=HOSTS, devices_per_node=1, inter_node=link)).step_time, recording.results
 
 
 def compare(names: list[str], program, repeats: int = 5) -> dict:
-    virtual, recorded = replayed_seconds(program)
-    wall, returned = measured_seconds(program.__name__, names, repeats)
+    wall, alone, returned = measured_seconds(program.__name__, names, repeats)
+    virtual, recorded = replayed_seconds(program, alone)
     assert returned == recorded, f"{program.__name__} returned {returned} under plain gloo, {recorded} when recorded"
     return {"program": program.__name__, "measured": wall, "replayed": virtual, "ratio": wall / virtual}
 

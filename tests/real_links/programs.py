@@ -1,9 +1,18 @@
 """Programs that are measured on real links and replayed. Plain torch.distributed: each runs under gloo, recorded or not."""
 
+import functools
+import sys
+from pathlib import Path
+
 import torch
 import torch.distributed as dist
+from torch import nn
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+from lessons_lib.parallel import data  # noqa: E402
 
 ELEMENTS = 2_000_000  # 8 MB
+WIDTH, LAYERS, ROWS = 512, 6, 512  # of the model whose gradients are averaged: 6 x 1 MB
 
 
 def ring_all_reduce(elements=ELEMENTS):
@@ -59,4 +68,48 @@ def there_and_back(elements=ELEMENTS):
     return float(dist.get_world_size())
 
 
-PROGRAMS = (ring_all_reduce, library_all_reduce, library_all_gather, chain_of_stages, there_and_back)
+@functools.cache  # made once: only training is timed
+def model_and_rows():
+    model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)))
+    for layer in model:
+        nn.init.constant_(layer.weight, 1 / WIDTH)
+    return model, torch.ones(ROWS, WIDTH)
+
+
+def gradient_of_step(before=None, after=None):
+    """Forward and backward of one step, with what is to happen before and after; returns the sum of the gradients."""
+    model, rows = model_and_rows()
+    model.zero_grad()
+    started = before(model) if before else None
+    model(rows).sum().backward()
+    if after:
+        after(model, started)
+    return sum(p.grad.sum().item() for p in model.parameters())
+
+
+def computing_alone():
+    """What data_parallel_flat and data_parallel_buckets compute, without any message."""
+    gradient_of_step()
+    return 0.0
+
+
+def data_parallel_flat():
+    """All gradients in one buffer after backward: nothing is hidden."""
+    return gradient_of_step(after=lambda model, _: data.average_gradients_flat(model, 1 / dist.get_world_size()))
+
+
+def data_parallel_buckets():
+    """A bucket a layer: all-reduces travel while backward goes on."""
+
+    def finish(model, buckets):
+        buckets.wait()
+        buckets.remove()
+
+    return gradient_of_step(lambda model: data.Buckets(model, 4 * WIDTH**2), finish)
+
+
+PROGRAMS = (
+    ring_all_reduce, library_all_reduce, library_all_gather, chain_of_stages, there_and_back, data_parallel_flat,
+    data_parallel_buckets,
+)  # fmt: skip
+COMPUTING = (data_parallel_flat, data_parallel_buckets)  # whose computing takes long enough to be measured by itself

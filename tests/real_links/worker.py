@@ -25,15 +25,21 @@ def main(rank: str, hosts: str, store: str, name: str, repeats: str) -> None:
     shared = dist.FileStore(store, int(hosts))
     dist.init_process_group("gloo", store=shared, rank=int(rank), world_size=int(hosts), timeout=timedelta(seconds=120))
     result = program()  # opens the connections
-    seconds = []
+    seconds, alone = [], []  # of the program, and of its computing without messages, in turns
     for _ in range(int(repeats)):
-        dist.barrier()
-        start = time.perf_counter()
-        program()
-        seconds.append(time.perf_counter() - start)
+        seconds.append(timed(program))
+        if program in programs.COMPUTING:
+            alone.append(timed(programs.computing_alone))
     dist.barrier()
-    print(json.dumps({"seconds": seconds, "result": result}), flush=True)
+    print(json.dumps({"seconds": seconds, "alone": alone, "result": result}), flush=True)
     os._exit(0)
+
+
+def timed(program) -> float:
+    dist.barrier()
+    start = time.perf_counter()
+    program()
+    return time.perf_counter() - start
 
 
 if __name__ == "__main__":
