@@ -166,6 +166,20 @@ def test_bytes_kept_are_those_in_flight():
     assert measured_peaks("1F1B by hand", 8, shapes_only=True) == measured_peaks("1F1B by hand", 8)
 
 
+def test_what_is_being_sent_stays_in_memory_without_data():
+    """Each send is of a tensor that nobody else holds: its memory must not be used again before the wait."""
+
+    def program():
+        other = 1 - dist.get_rank()
+        sent = [dist.isend(torch.empty(4), other) for _ in range(20)]
+        for _ in range(20):
+            dist.recv(torch.empty(4), other)
+        for handle in sent:
+            handle.wait()
+
+    assert run(program, ranks=2, shapes_only=True).sent_messages.tolist() == [[0, 20], [20, 0]]
+
+
 # ---- long runs -----------------------------------------------------------------------------------------------------------------
 
 
