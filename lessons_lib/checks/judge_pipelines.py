@@ -17,6 +17,7 @@ from .values import number
 
 _CLOSE = 1e-4  # of the largest number: float32 and divisions
 _WIDTH = 4
+_SLOPES = (1, 2)  # the gradients of the two losses in the first run
 
 
 def judge_run_order(trial: Trial) -> str:
@@ -41,8 +42,8 @@ def judge_run_order(trial: Trial) -> str:
     peaks = " ".join(str(_peak(_log(case, rank))) for rank in range(p))
     return (
         f"With p = {p}, m = {m} by 1F1B, rank 1 sent {count(2 * m, 'message')} of {2 * sum(boundary)} bytes, as by GPipe; at most "
-        f"{peaks} microbatches were in flight. Loss and gradients are those of one process: 1.5 in the first run, where the sum of "
-        "mean losses gives 3."
+        f"{peaks} microbatches were in flight. Loss and gradients are those of one process: {sum(_SLOPES) / 2:g} in the first run, "
+        f"where the sum of mean losses gives {sum(_SLOPES)}."
     )
 
 
@@ -54,13 +55,13 @@ def _order(name: str, rank: int, p: int, m: int) -> list[str]:
 
 
 def _judge_known(trial: Trial) -> None:
-    """One rank, two microbatches of one sample, whose losses have the gradients 1 and 2: their mean is 1.5."""
+    """One rank, two microbatches of one sample, whose losses have the gradients 1 and 2. Their mean is 1.5, their sum 3."""
     net = Net(Logged, fresh(), (1,))
     weight, bias = (net.state().values[name].reshape(-1)[0] for name in ("line.weight", "line.bias"))
     xs = random.sample(range(1, 9), 2)
     ys = [int(weight * x + bias) for x in xs]
     inputs = [draw(1, 1, start=(x,)) for x in xs]
-    targets = [draw(1, 1, start=(y - slope,)) for y, slope in zip(ys, (1, 2))]
+    targets = [draw(1, 1, start=(y - slope,)) for y, slope in zip(ys, _SLOPES)]
     case = trial.run([(["F0", "B0", "F1", "B1"], net, inputs, targets)], may_change=(0, 1))
     _expect_step(case, [net], inputs, targets)
     _expect_order(case, [["F0", "B0", "F1", "B1"]], "one after the other")

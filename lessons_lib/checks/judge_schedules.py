@@ -109,10 +109,10 @@ def _idle(p: int, m: int) -> float:
 def _whole(value, given) -> int:
     got = number(value)
     call = "microbatches_needed({}, {})".format(*given)
-    if got is None:
+    if got is None or not math.isfinite(got):
         missing = " Is the `return` missing?" if value is None else ""
         raise Wrong(f"{call} returned {shown(value)}, and should return a whole number.{missing}")
-    if not math.isfinite(got) or got != int(got):
+    if got != int(got):
         raise Wrong(f"{call} returned {got:.6g}: half a microbatch does not exist. Which whole number keeps the promise?")
     return int(got)
 

@@ -14,7 +14,7 @@ _LONGEST = 600  # characters of a reason
 
 def read_table(value: Any, ranks: int) -> Schedule:
     """`value`, a text for each rank with a word a slot, as a table that may still be impossible; else Wrong."""
-    rows = value.splitlines() if isinstance(value, str) else value
+    rows = [line for line in value.splitlines() if line.strip()] if isinstance(value, str) else value
     kind = f"a list of {ranks} texts, one for each rank"
     if not isinstance(rows, (list, tuple)) or not rows:
         raise Wrong(f"Your function returned {shown(value)}, and should return {kind}.{_missing(value)}")
@@ -45,17 +45,18 @@ def read_order(value: Any, call: str, whose: str = "") -> list[Action]:
     if not isinstance(words, (list, tuple)):
         raise Wrong(f'{call} returned {shown(value)}{whose}, and should return an order such as "F0 F1 B0 B1".{_missing(value)}')
     _expect_short(words, f"What {call} returned{whose}")
-    for word in words:
-        if not isinstance(word, (str, tuple)):
-            raise Wrong(f"In what {call} returned{whose} there is {shown(word)}: an action is a text such as 'F3'.")
-        if isinstance(word, str) and len(word) > 20:
-            raise Wrong(
-                f"In what {call} returned{whose} there is {shown(word)}, which is no action: write one a word, such as 'F3'."
-            )
-    try:
-        return [action(word) for word in words]
-    except ScheduleError as error:
-        raise Wrong(f"In what {call} returned{whose}: {reason(error)}") from None
+    return [_read(word, f"In what {call} returned{whose}") for word in words]
+
+
+def _read(word: Any, where: str) -> Action:
+    if isinstance(word, tuple) or (isinstance(word, str) and len(word) <= 20):
+        try:
+            return action(word)
+        except ScheduleError as error:
+            raise Wrong(f"{where}: {reason(error)}") from None
+        except Exception:
+            pass  # a tuple that holds something odd
+    raise Wrong(f"{where} there is {shown(word)}: an action is a text such as 'F3'.")
 
 
 def reason(error: ScheduleError) -> str:
