@@ -231,3 +231,13 @@ def test_numbers_in_the_texts_of_lesson_03_are_those_of_the_checks(monkeypatch):
         with pytest.raises(NotYet) as said:
             check(answer, "overlapped_backward")
         assert words.format(re.search(r"NVLink 4: ([\d,]+) us", str(said.value))[1]) in text
+
+
+def test_numbers_in_the_texts_of_lesson_04_are_those_of_the_checks():
+    pytest.importorskip("torch")
+    from lessons_lib.checks import judge_sequence as judge
+
+    text = re.sub(r"\s+", " ", "\n".join(cell.source for cell in read(ROOT / "solutions" / "04_tensor_parallel.ipynb").cells))
+    assert f"**Par is {judge.PAR_KEPT:,} bytes** kept for backward" in text
+    assert f"for {judge.TOKENS} tokens of {judge.WIDTH} on {judge.RANKS} ranks" in text
+    assert f"{'zero one two three four five six'.split()[judge._CALLS]} gathers and scatters of x" in text

@@ -11,6 +11,7 @@ LESSONS = (  # the modules of this package, in the order of the course
     "lesson_01",
     "lesson_02",
     "lesson_03",
+    "lesson_04",
     "lesson_05",
 )
 DIFFICULTIES = ("warm-up", "easy", "medium", "hard", "challenge")

@@ -11,9 +11,10 @@ does, from a given gradient of what the answer returned:
     expect_gradients(case, 1, [array, ...], mistakes=...)             # argument 1 is a tensor
     expect_calls(case, [("all_reduce", 96)], label="backward")        # structure.py: and what was called on the way
 
-`one_process` gives the right numbers: the same module made here, run forward and backward by torch. `expect_values` compares
-parameters and buffers after the call, as an optimiser step or a broadcast should leave them. All compare exactly, or to within
-`tolerance` times the largest expected number, where there is division.
+`one_process` gives the right numbers: the same module made here, run forward and backward by torch; `differentiated` does it for a
+plain function of tensors. `expect_values` compares parameters and buffers after the call, as an optimiser step or a broadcast
+should leave them. All compare exactly, or to within `tolerance` times the largest expected number, where there is division.
+`case.returned[rank].kept` are the bytes that autograd kept for backward on that rank.
 
 `mistakes(rank, name)` lists pairs (a wrong array, the sentence about the mistake that gives exactly it). What many mistakes have in
 common is found without: no gradient, zeros, n times the right one, a rank's own part that was never summed (`own`, same form as
@@ -29,7 +30,7 @@ import torch
 
 from .inside import Draw, Net
 from .trial import Case
-from .values import first_unlike, numbers, unlike, who
+from .values import first_unlike, numbers, same, unlike, who
 
 Arrays = dict[str, "np.ndarray | None"]  # by name, a tensor's own is ""; None: there should be none
 Mistakes = Callable[[int, str], Iterable[tuple[np.ndarray, str]]]
@@ -37,16 +38,22 @@ Mistakes = Callable[[int, str], Iterable[tuple[np.ndarray, str]]]
 
 def one_process(net: Net, *inputs: np.ndarray, upstream: np.ndarray | None = None) -> tuple[np.ndarray, Arrays, list]:
     """(what the module returns, gradients of its parameters, those of floating-point inputs), backward from `upstream` (or 1)."""
-    with torch.device("cpu"), torch.enable_grad():
+    with torch.device("cpu"):
         model = net.make()
-        model.zero_grad()
+    model.zero_grad()
+    value, of_inputs = differentiated(model, *inputs, upstream=upstream)
+    return value, {name: None if p.grad is None else p.grad.numpy() for name, p in model.named_parameters()}, of_inputs
+
+
+def differentiated(function: Callable, *inputs: np.ndarray, upstream: np.ndarray | None = None) -> tuple[np.ndarray, list]:
+    """(what a function of tensors returns, gradients of its floating-point inputs; None where there is none), on one process."""
+    with torch.device("cpu"), torch.enable_grad():
         given = [torch.from_numpy(x.copy()) for x in inputs]
         for x in given:
             x.requires_grad_(x.is_floating_point())
-        value = model(*given)
+        value = function(*given)
         value.backward(None if upstream is None else torch.from_numpy(upstream.copy()))
-    gradients = {name: None if p.grad is None else p.grad.numpy() for name, p in model.named_parameters()}
-    return value.detach().numpy(), gradients, [None if x.grad is None else x.grad.numpy() for x in given]
+    return value.detach().numpy(), [None if x.grad is None else x.grad.numpy() for x in given]
 
 
 def expect_gradients(
@@ -135,14 +142,10 @@ def _others(wrong: list[str], wanted: Arrays) -> str:
 
 
 def _explain(rank, name, came, right, mistakes, tolerance) -> str:
-    if mistakes is None or came is None or right is None:
+    if mistakes is None or right is None:
         return ""
+    came = np.zeros_like(right) if came is None else came  # no gradient is like a gradient of zero
     return next((text for array, text in mistakes(rank, name) if array is not None and same(came, array, tolerance)), "")
-
-
-def same(came: np.ndarray, other: np.ndarray, tolerance: float = 0.0) -> bool:
-    """Whether these are the same numbers."""
-    return came.shape == other.shape and not unlike(came, other, tolerance).any()
 
 
 def _usual(case: Case, came, right, own, what, tolerance) -> str:
@@ -164,4 +167,4 @@ def _usual(case: Case, came, right, own, what, tolerance) -> str:
     return ""
 
 
-__all__ = ["Draw", "Net", "expect_gradients", "expect_values", "one_process", "same"]
+__all__ = ["Draw", "Net", "expect_gradients", "differentiated", "expect_values", "one_process", "same"]

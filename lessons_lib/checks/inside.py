@@ -14,6 +14,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
 from torch.profiler import record_function
 
 
@@ -40,6 +41,18 @@ class Draw:
 
     def make(self) -> torch.Tensor:
         return torch.from_numpy(self.array()).requires_grad_(self.requires_grad)
+
+
+@dataclass(frozen=True)
+class Part(Draw):
+    """A rank's piece of a Draw: `length` rows (or columns: `axis` 1) from rank * length on. Made by part()."""
+
+    axis: int = 0
+    rank: int = 0
+    length: int = 0
+
+    def array(self) -> np.ndarray:
+        return np.ascontiguousarray(super().array().take(range(self.rank * self.length, (self.rank + 1) * self.length), self.axis))
 
 
 @dataclass(frozen=True)
@@ -92,13 +105,15 @@ class State:
 class Returned:
     """What an answer returned on one rank, which of its arguments it changed (by position), and what these hold afterwards.
 
-    `backward` says how the backward through the value went: "" (not asked for, or done), or why it could not be.
+    `backward` says how the backward through the value went: "" (not asked for, or done), or why it could not be; `kept` are the
+    bytes that autograd kept for it, beside the arguments.
     """
 
     value: Any
     changed: tuple[int, ...] = ()
     states: tuple[State | None, ...] = ()
     backward: str = ""
+    kept: int = 0
 
 
 def call(answer: Callable, inputs: Sequence[tuple | None], upstream: Sequence[Draw | None] | None = None) -> Returned | None:
@@ -113,15 +128,18 @@ def call(answer: Callable, inputs: Sequence[tuple | None], upstream: Sequence[Dr
         return None
     arguments = [_made(value) for value in given]
     if upstream is None:
-        value, problem = _call(answer, arguments), ""
+        value, problem, kept = _call(answer, arguments), "", 0
     else:
-        with record_function("forward"):
+        saved: list[torch.Tensor] = []
+        with record_function("forward"), saved_tensors_hooks(lambda tensor: saved.append(tensor) or tensor, lambda tensor: tensor):
             value = _call(answer, arguments)
+        kept = _bytes_of([*saved, *_kept_by_functions(value)], arguments)
+        saved.clear()
         with record_function("backward"):
             problem = _backward(value, upstream[rank])
     changed = tuple(n for n, (before, after) in enumerate(zip(given, arguments)) if _is_changed(before, after))
     states = tuple(_state(argument) for argument in arguments)
-    return Returned(_detached(value), changed, states, problem)
+    return Returned(_detached(value), changed, states, problem, kept)
 
 
 def call_shapes(answer: Callable, make: Callable, arguments: Sequence) -> None:
@@ -163,8 +181,31 @@ def _is_changed(before: Any, after: Any) -> bool:
     return bool(after != before)
 
 
+def _bytes_of(tensors: list[torch.Tensor], arguments: list) -> int:
+    """Bytes of the memory behind tensors, each counted once; that of arguments is the caller's."""
+    own = {one.untyped_storage().data_ptr() for one in arguments if isinstance(one, torch.Tensor)}
+    memory = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
+    return sum(nbytes for place, nbytes in memory.items() if place not in own)
+
+
+def _kept_by_functions(value: Any) -> list[torch.Tensor]:
+    """Tensors that torch.autograd.Functions keep as plain attributes of ctx, which no hook sees."""
+    found, seen, todo = [], set(), [getattr(value, "grad_fn", None)]
+    while todo:
+        node = todo.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        kept = list(getattr(node, "__dict__", {}).values())
+        for one in kept:
+            kept += one if isinstance(one, (list, tuple)) else []
+        found += [one for one in kept if isinstance(one, torch.Tensor)]
+        todo += [following for following, _ in node.next_functions]
+    return found
+
+
 def _backward(value: Any, upstream: Draw) -> str:
-    if not isinstance(value, torch.Tensor) or tuple(value.shape) != upstream.shape:
+    if not isinstance(value, torch.Tensor) or tuple(value.shape) != upstream.array().shape:
         return "it is not the tensor that was asked for"
     if not value.requires_grad:
         return "nothing leads back from it"

@@ -185,6 +185,8 @@ def said(made: Sequence[tuple[str, int]]) -> str:
     for op in dict.fromkeys(op for op, _ in made):
         sizes = [nbytes for other, nbytes in made if other == op]
         times = "" if len(sizes) == 1 else " twice" if len(sizes) == 2 else f" {len(sizes)} times"
-        shown = ", ".join(f"{n:,}" for n in sizes) if len(sizes) <= 3 else f"{sum(sizes):,} in all"
-        parts.append(f"{op}{times} ({shown} bytes)")
+        shown = ", ".join(f"{n:,}" for n in sizes) + " bytes" if len(sizes) <= 3 else f"{sum(sizes):,} bytes in all"
+        if len(sizes) > 1 and len(set(sizes)) == 1:
+            shown = f"{sizes[0]:,} bytes each"
+        parts.append(f"{op}{times} ({shown})")
     return ", ".join(parts)

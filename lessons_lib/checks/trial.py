@@ -24,7 +24,7 @@ from ..ranks import run
 from ..recording import Recording
 from . import inside
 from .exercise import Exercise, Wrong
-from .inside import Draw, Returned, State
+from .inside import Draw, Part, Returned, State
 
 SECONDS = 10.0  # for one run, more on a busy machine; a right answer alone needs a tenth of a second
 _BUSIEST = 6.0  # times SECONDS, at most
@@ -42,6 +42,12 @@ def draw(
 ) -> Draw:
     """A fresh random tensor."""
     return Draw(fresh(), shape, dtype, largest, requires_grad, smallest, tuple(start))
+
+
+def parts(whole: Draw, n: int, axis: int = 0, requires_grad: bool = True) -> list[Part]:
+    """A tensor cut into n equal pieces, one for each rank, each wanting a gradient."""
+    fields = {**vars(whole), "requires_grad": requires_grad}
+    return [Part(**fields, axis=axis, rank=rank, length=whole.shape[axis] // n) for rank in range(n)]
 
 
 def fresh() -> int:

@@ -98,6 +98,11 @@ def difference(rank: int, expected: np.ndarray, got: np.ndarray, tolerance: floa
     return f"Rank {rank} should return {numbers(flat[first:])}{place}; it returned {numbers(other[first:])}."
 
 
+def same(came: np.ndarray, other: np.ndarray, tolerance: float = 0.0) -> bool:
+    """Whether these are the same numbers."""
+    return came.shape == other.shape and not unlike(came, other, tolerance).any()
+
+
 def first_unlike(got: np.ndarray, expected: np.ndarray, tolerance: float = 0.0) -> int:
     return int(np.flatnonzero(unlike(got, expected, tolerance))[0])
 

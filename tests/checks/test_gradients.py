@@ -191,10 +191,10 @@ def test_a_tolerance_is_relative_to_the_largest_and_no_number_is_like_nan():
 
 def test_calls_are_said():
     assert said([]) == "no collective"
-    assert (
-        said([("all_reduce", 40), ("all_reduce", 8), ("all_gather", 1000)])
-        == "all_reduce twice (40, 8 bytes), all_gather (1,000 bytes)"
-    )
+    few = [("all_reduce", 40), ("all_reduce", 8), ("all_gather", 1000)]
+    assert said(few) == "all_reduce twice (40, 8 bytes), all_gather (1,000 bytes)"
+    many = [("all_reduce", 1000)] * 3 + [("broadcast", size) for size in range(5)]
+    assert said(many) == "all_reduce 3 times (1,000 bytes each), broadcast 5 times (10 bytes in all)"
     case = trial(lambda x: dist.all_reduce(x) or x, "x").run([(draw(5),)] * 2, may_change=(0,))
     assert calls(case.recording, 1) == [("all_reduce", 20)]
     with pytest.raises(Wrong, match=r"rank 0 called all_reduce \(20 bytes\); expected was no collective"):

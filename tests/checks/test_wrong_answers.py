@@ -7,6 +7,7 @@ import collecting
 import lesson_01  # noqa: F401 - importing collects
 import lesson_02  # noqa: F401
 import lesson_03  # noqa: F401
+import lesson_04  # noqa: F401
 import lesson_05  # noqa: F401
 import pytest
 
