@@ -31,16 +31,16 @@ def judge_within_memory(trial: Trial) -> str:
         m = rng.randint(2, 8)
         inputs.append((rng.randint(2, 5), m, rng.randint(1, m), split))
     mine = theirs = 0
-    for given, value in zip(inputs, trial.values(inputs)):
+    for n, (given, value) in enumerate(zip(inputs, trial.values(inputs))):
         schedule, known = _expect_schedule(value, *given), par(*given, **times(given[3]))
         if schedule.makespan > known.makespan:
             raise Wrong(
                 f"{call(*given)} can run and keeps to the limit, in {schedule.makespan} slots; par is {known.makespan}.\n"
                 f"{_explain_slow(schedule, *given)}\n{_picture(schedule)}"
             )
-        if given in CASES:
+        if n < len(CASES):  # not those that are drawn: the line is always the same
             mine, theirs = mine + schedule.makespan, theirs + known.makespan
-        if given == _RUN:
+        if n == len(CASES):
             ran, table = _ran(schedule), schedule
     better = f"{theirs - mine} better" if mine < theirs else "reached; it can be beaten"
     return (
