@@ -29,6 +29,13 @@ class ExplorerOnPage:
         label = self.root.locator(f".widget-label:visible:has-text('{name}')").first
         return label.locator("xpath=following-sibling::*[contains(@class,'widget-slider') or contains(@class,'slider')]").first
 
+    def show_last_choice(self) -> None:
+        """Where there are several recordings to choose from, show the last: the first may be one that does not communicate."""
+        first = self.root.locator(".widget-label:visible").nth(1).inner_text()
+        if self.root.locator("svg[aria-label^='Replayed step time by']").count():
+            self.notebook.press(self.slider(first).locator(".noUi-handle"), "End")
+            self.notebook.wait_for_idle()
+
     def sentence(self) -> str:
         """The finding, in bold above the picture."""
         return self.root.locator("[role=status] p").first.text_content()

@@ -51,6 +51,11 @@ def test_choice_and_link_move_everything_and_all_keeps_its_place(open_notebook, 
     assert list(first) == ["1", "2", "4", "8", "16"] and shown.step_time() == first["1"]
     assert "Best here: 16 (tensor parallel ranks)" in shown.sentence()
 
+    shown.show_last_choice()
+    assert shown.settings().startswith("Tensor parallel ranks 16: 16 ranks on H100") and shown.step_time() == first["16"]
+    notebook.press(shown.choice.locator(".noUi-handle"), "Home")
+    wait_until("the first choice is shown", lambda: shown.step_time() == first["1"])
+
     before = shown.picture()
     notebook.press(shown.choice.locator(".noUi-handle"), "ArrowRight", times=2)
     wait_until("the third choice is shown", lambda: shown.settings().startswith("Tensor parallel ranks 4: 4 ranks on H100"))

@@ -39,6 +39,7 @@ def test_a_lesson_reads_well_runs_and_answers(open_notebook, name):
     explorer = ExplorerOnPage(notebook)
     assert explorer.count() > 0
     explorer.handle.scroll_into_view_if_needed()
+    explorer.show_last_choice()
     before = explorer.step_time(), explorer.picture(), explorer.sentence(), explorer.settings(), explorer.bandwidth()
 
     notebook.press(explorer.handle, "Home")  # the slowest link
