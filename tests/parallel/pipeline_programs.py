@@ -65,6 +65,8 @@ def run_ways(p: int, m: int) -> dict:
         "greedy, two in flight": (1, schedules.greedy(p, m, 2, split=True)),
         "backwards from the last": (1, [[f"F{i}" for i in range(m)] + [f"B{i}" for i in reversed(range(m))]] * p),
     }
+    turned = [[(i + rank) % m for i in range(m)] for rank in range(p)]
+    tables["each rank in its own order"] = (1, [[f"F{i}" for i in mine] + [f"B{i}" for i in mine] for mine in turned])
     if m % p == 0:
         tables["interleaved"] = (2, schedules.interleaved(p, m, 2))
     for name, (v, orders) in tables.items():
