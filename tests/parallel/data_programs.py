@@ -112,7 +112,8 @@ def ddp(samples):
 
 
 def sharded(samples, way, freeze=(), max_norm=None, microbatches=1):
-    """(parameters after the last step, counts of elements on this rank by what they are, the norm before the last clip)"""
+    """(parameters after the last step, counts of elements on this rank by what they are, the norm before the last clip,
+    gradients of the first step)"""
     model = model_of()
     for name in freeze:
         model.get_parameter(name).requires_grad_(False)
@@ -126,7 +127,7 @@ def sharded(samples, way, freeze=(), max_norm=None, microbatches=1):
     for block in model.blocks:
         block.mlp.register_forward_hook(look)
     make = partial({"zero1": data.Zero1, "zero2": data.Zero2, "zero3": data.Zero3}[way], **units)
-    zero, norm = make(model, make_optimizer=adamw), None
+    zero, norm, first = make(model, make_optimizer=adamw), None, None
     for step in range(STEPS):
         batch = tokens(step, samples)
         mine = data.split_batch(batch)
@@ -137,6 +138,7 @@ def sharded(samples, way, freeze=(), max_norm=None, microbatches=1):
             zero.reduce_gradients()
             counts = {"gradients after backward": after_backward["gradients"]}
             counts |= {"gradient shards": sum(shard.grad.numel() for shard in zero.shards)}
+            first = first or [shard.grad.clone() for shard in zero.shards]
             if max_norm:
                 norm = data.clip_gradients(max_norm, sharded=zero.shards)
             zero.step()
@@ -145,7 +147,19 @@ def sharded(samples, way, freeze=(), max_norm=None, microbatches=1):
     counts["states"] = sum(t.numel() for state in zero.optimizer.state.values() for t in state.values() if t.dim())
     if way == "zero3":
         zero.gather()
-    return values(model), counts, norm
+    return values(model), counts, norm, whole_gradients(model, zero, first)
+
+
+def whole_gradients(model, zero, shards):
+    """The gradients of all parameters in the model's order, from every rank's shards of them. Sent outside of the label."""
+    found = {}
+    for unit, shard in zip(getattr(zero, "units", None) or [zero.unit], shards):
+        parts = [torch.empty_like(shard) for _ in range(dist.get_world_size())]
+        dist.all_gather(parts, shard)
+        sizes = [p.numel() for p in unit.parameters]
+        pieces = torch.cat(parts)[: sum(sizes)].split(sizes)
+        found |= {p: piece.view(p.shape) for p, piece in zip(unit.parameters, pieces)}
+    return [found.get(p) for p in model.parameters()]
 
 
 def elements(model):
@@ -156,6 +170,7 @@ def elements(model):
 
 
 def fsdp2(samples):
+    """(parameters after the last step, gradients of the first)"""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
@@ -164,16 +179,17 @@ def fsdp2(samples):
     for block in model.blocks:
         fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)
-    optimizer = adamw(model.parameters())
+    optimizer, first = adamw(model.parameters()), None
     dist.barrier()  # FSDP2 labels its calls itself: those of training are between two barriers
     for step in range(STEPS):
         batch = tokens(step, samples)
         mine = data.split_batch(batch)
         optimizer.zero_grad()
         (loss_of(model, mine) * (len(mine) / len(batch) * n)).backward()
+        first = first or [p.grad.detach().clone() for p in model.parameters()]
         optimizer.step()
     dist.barrier()
-    return [p.full_tensor().detach() for p in model.parameters()]
+    return [p.full_tensor().detach() for p in model.parameters()], [gradient.full_tensor() for gradient in first]
 
 
 REPLICATED = ("one message a parameter", "flat", "buckets", "accumulated, flat", "accumulated, buckets")

@@ -47,8 +47,11 @@ def test_gradients_and_five_steps_equal_one_process_and_ddp(ranks, way):
 @pytest.mark.parametrize("way", SHARDED)
 def test_five_sharded_steps_equal_one_process_and_fsdp2(ranks, way):
     for found in trained(ranks).results:
-        close(found[way][0], alone(SAMPLES[ranks])[1])
-        close(found[way][0], found["fsdp2"])
+        gradients, parameters = alone(SAMPLES[ranks])
+        close(found[way][0], parameters)
+        close(found[way][0], found["fsdp2"][0])
+        close(found[way][3], gradients)
+        close(found[way][3], found["fsdp2"][1])
 
 
 def test_every_rank_ends_with_the_very_same_parameters():

@@ -51,6 +51,26 @@ def test_replicated_ways_send_the_gradients_once_in_as_many_calls_as_said(ranks)
 
 
 @pytest.mark.parametrize("ranks", SAMPLES)
+def test_buckets_and_ddp_side_by_side(ranks):
+    """The same bytes in all-reduces every step; DDP's first step has one bucket, for it learns the order from it."""
+    once, ours = 8 * PARAMETERS, calls(part(trained(ranks), "buckets"))
+    theirs = [call for call in calls(part(trained(ranks), "ddp")) if call[0] == "all_reduce"]
+    assert theirs[0] == ("all_reduce", once)
+    parameters = list(programs.model_of().parameters())
+    for found, steps in ((ours, STEPS), (theirs[1:], STEPS - 1)):
+        each, left = divmod(len(found), steps)
+        assert left == 0
+        for step in range(steps):
+            assert total(found[step * each : (step + 1) * each], "all_reduce") == once
+        assert found == found[:each] * steps  # every step the same calls
+    sizes = [8 * sum(p.numel() for p in bucket) for bucket in cut_into_buckets(parameters, programs.BUCKET)]
+    assert [nbytes for _, nbytes in ours[: len(sizes)]] == sizes
+    # ours close before they are over the size, DDP's once they are (so they are fewer), each but the last
+    later = [nbytes for _, nbytes in theirs[1 : 1 + (len(theirs) - 1) // (STEPS - 1)]]
+    assert max(sizes) <= programs.BUCKET <= min(later[:-1]) and len(later) <= len(sizes)
+
+
+@pytest.mark.parametrize("ranks", SAMPLES)
 def test_sharded_ways_send_what_zero_says(ranks):
     rest = PARAMETERS - 4 * BLOCK
     one_unit, by_unit = padded(PARAMETERS, ranks), 4 * padded(BLOCK, ranks) + padded(rest, ranks)
