@@ -119,6 +119,29 @@ def test_work_from_a_real_run_prices_another_number_of_microbatches():
     assert replay(many, cluster(programs.PRODUCT)).step_time == timed(zero_bubble_h1(3, 12)).makespan
 
 
+@pytest.mark.parametrize("shape", [shapes.TINY, shapes.TINY_LLAMA, replace(shapes.TINY, tied=False, feed_forward=96)])
+@pytest.mark.parametrize("split", [False, True])
+def test_work_from_a_shape_has_the_flops_of_a_real_run(shape, split):
+    torch = pytest.importorskip("torch")
+    import torch.distributed as dist
+
+    from lessons_lib import run
+    from lessons_lib.models import Transformer, next_token_loss
+    from lessons_lib.parallel import pipeline
+
+    def program():
+        rank, p = dist.get_rank(), dist.get_world_size()
+        stage = pipeline.cut_into_stages(Transformer(shape), p)[rank]
+        tokens = torch.zeros(6, 33, dtype=torch.int64)
+        microbatches = pipeline.split_into_microbatches(tokens[:, :-1], tokens[:, 1:], 2)
+        orders = (zero_bubble_h1 if split else one_f_one_b)(p, 2)
+        pipeline.run_schedule(stage, orders, microbatches, next_token_loss)
+
+    real = work_from(run(program, ranks=2, shapes_only=True))
+    predicted = work_of_stages(shape, 2, 32, 3, split=split)
+    assert [[one.flops for one in part] for part in real] == [[one.flops for one in part] for part in predicted]
+
+
 def test_what_is_recorded_can_be_counted_saved_and_loaded(tmp_path):
     orders = interleaved(4, 8, 2)
     sizes = [100] * 7 + [60]

@@ -1,7 +1,6 @@
 """Pipeline parallel by hand: messages, bytes and FLOPs of theory, the replay beside the table, memory in flight, long runs."""
 
 import gc
-import resource
 import sys
 from dataclasses import replace
 from fractions import Fraction
@@ -188,6 +187,8 @@ LONG = replace(SHAPE, layers=2, hidden=16, feed_forward=64, heads=2, kv_heads=2)
 
 def long_run(name, steps):
     """Live tensors after some of the steps; by how many bytes memory grew from the tenth step on; bytes that one step keeps."""
+    import resource
+
     rank, p, m = dist.get_rank(), dist.get_world_size(), 4
     stage = pipeline.cut_into_stages(model_of(shape=LONG), p)[rank]
     ends = pipeline.first_and_last()
