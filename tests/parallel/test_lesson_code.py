@@ -45,9 +45,14 @@ LESSONS = [
         "04_tensor_parallel",
         "conjugates linears tensor vocabulary replicas saved",
         "summed Enter.forward Enter.backward f Leave.forward Leave.backward g cut ColumnParallelLinear.__init__ "
-        "ColumnParallelLinear.forward RowParallelLinear.__init__ RowParallelLinear.forward ParallelMLP.__init__ ParallelMLP.forward "
-        "ParallelAttention.__init__ ParallelAttention.forward ParallelBlock.__init__ ParallelBlock.forward local cross_entropy "
+        "ColumnParallelLinear.forward RowParallelLinear.__init__ RowParallelLinear.forward ParallelMLP.__init__ "
+        "ParallelMLP.forward ParallelAttention.__init__ ParallelAttention.forward ParallelBlock.__init__ ParallelBlock.forward local cross_entropy "
         "gradient_norm Gather.forward Gather.backward gather_sequence sum_replicated_gradients saved_memory",
+    ),
+    Lesson(
+        "05_pipeline_parallel",
+        "pipeline weight_gradients",
+        "receive forward_step backward_step wait_for gpipe_step one_f_one_b_step add_weight_gradient",
     ),
 ]
 BUILT = [(lesson, name) for lesson in LESSONS for name in sorted(lesson.built.split())]
