@@ -45,8 +45,7 @@ def judge_within_memory(trial: Trial) -> str:
     better = f"{theirs - mine} better" if mine < theirs else "reached; it can be beaten"
     return (
         f"{len(CASES)} schedules take {mine} slots; par {theirs}: {better}. The one for {call(*_RUN)} ran on 3 real ranks: "
-        f"gradients "
-        f"as in one process, {ran:g} slots (replayed), {table.makespan} in the table."
+        f"gradients as in one process, {ran:g} slots (replayed), {table.makespan} in the table."
     )
 
 

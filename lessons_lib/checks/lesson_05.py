@@ -15,12 +15,10 @@ EXERCISES = (
         "three_by_four", (), NOTEBOOK, "warm-up", 10, "a schedule is a table: who waits for whom", judge_three_by_four,
         (
             "Begin with rank 0: in which slots can it run F0, F1, F2, F3? When has each of them reached rank 2?",
-            "Forwards go down one rank a slot, backwards come up one rank a slot, and the last rank may run B of a microbatch "
-            "right "
-            "after its F.",
+            "Look at the lesson's pictures under 'Microbatches' and '1F1B'. Forwards go down one rank a slot, backwards come up "
+            "one rank a slot, and the last rank may run B of a microbatch right after its F.",
             "All forwards first: rank 0 is through with them after slot 3, rank 2 after slot 5. Then rank 2 runs B0 in slot 6, "
-            "rank 1 "
-            "in slot 7, rank 0 in slot 8, and the others follow.",
+            "rank 1 in slot 7, rank 0 in slot 8, and the others follow.",
         ),
     ),
     Exercise(
@@ -28,7 +26,7 @@ EXERCISES = (
         judge_microbatches_needed,
         (
             "There are two numbers for a bubble: over the ideal time, and over the whole step. Which one is asked for?",
-            "The share of the step is (p-1)/(m+p-1). Solve (p-1)/(m+p-1) <= most_idle for m, and think of p = 1.",
+            "Both are in the lesson under 'Count the bubble'. Solve (p-1)/(m+p-1) <= most_idle for m, and think of p = 1.",
             "m must be at least (p-1)(1 - most_idle)/most_idle: rounded up, and never below 1. math.ceil rounds up.",
         ),
     ),
@@ -37,9 +35,8 @@ EXERCISES = (
         (
             "How many forwards can a rank run before its first gradient comes back? The last rank runs one, and the one before "
             "it?",
-            "Warm-up: p - 1 - rank forwards, if there are so many. Then a forward and a backward in turns, until no forward is "
-            "left. "
-            "Then the backwards that are left.",
+            "The lesson names three phases under '1F1B'. Warm-up: p - 1 - rank forwards, if there are so many. Then a forward "
+            "and a backward in turns, until no forward is left. Then the backwards that are left.",
             "With w = min(p - 1 - rank, m): F0 to F(w-1); then for i from 0 to m-w-1 the pair F(w+i), B(i); then B(m-w) to "
             "B(m-1).",
         ),
@@ -48,9 +45,8 @@ EXERCISES = (
         "sum_tied", ("stage",), NOTEBOOK, "medium", 10, "tied embeddings on two stages", judge_sum_tied,
         (
             "In one process the table is used twice, and its gradient is the sum of both. Which ranks hold a part of it here?",
-            "A group of the first and the last rank can sum among themselves. Who has to call dist.new_group, and what if there "
-            "is one "
-            "rank, so that both are the same?",
+            "Look at 'One weight on two stages': a group of the first and the last rank can sum among themselves. Who has to "
+            "call dist.new_group, and what if there is one rank, so that both are the same?",
             "With one rank return at once. Else every rank calls ends = dist.new_group([0, n - 1]); the two of them then call "
             "dist.all_reduce(stage.table.grad, group=ends).",
         ),
@@ -59,26 +55,22 @@ EXERCISES = (
         "balance", ("costs", "p"), NOTEBOOK, "medium", 20, "uneven stages: the slowest sets the pace", judge_balance,
         (
             "Do not ask for the best cut at once. Could p stages do it if none may cost more than, say, 20?",
-            "For a given limit, fill each stage until the next layer would exceed it: that takes the fewest stages. Which "
-            "limits can be "
-            "the answer, and what if fewer than p stages were needed?",
+            "For a given limit, fill each stage until the next layer would exceed it: that takes the fewest stages. Which limits "
+            "can be the answer, and what if fewer than p stages were needed?",
             "Try limits from the largest single cost upwards. For each, begin a new stage when the next layer would exceed the "
-            "limit, "
-            "or when only as many layers are left as there are stages to fill. The first limit that needs at most p stages is "
-            "the best.",
+            "limit, or when only as many layers are left as there are stages to fill. The first limit that needs at most p "
+            "stages is the best.",
         ),
     ),
     Exercise(
         "run_order", ("order", "stage", "inputs", "targets"), NOTEBOOK, "hard", 30, "a pipeline on real ranks", judge_run_order,
         (
             "Go through `order` with a dictionary: what F made for microbatch i is kept until B of i needs it.",
-            "F: take inputs[i], or receive into a fresh torch.empty_like(inputs[i]) that requires a gradient; send what comes "
-            "out, "
-            "detached, with isend. B: receive the gradient of what you sent, call backward with it, and send x.grad. Keep the "
-            "handles.",
-            "On the last rank what is kept is the loss, mean_loss(y, targets[i]) * len(inputs[i]) / (samples of all inputs), "
-            "and its "
-            "backward needs no gradient. Wait for a send only at the end: two ranks that wait for each other's send wait for "
+            "The lesson's forward_step and backward_step have all parts. F: take inputs[i], or receive x and let it require a "
+            "gradient; send what comes out, detached, with isend. B: receive the gradient of what you sent, call backward with "
+            "it, send x.grad.",
+            "On the last rank what is kept is the loss, mean_loss(y, targets[i]) * len(inputs[i]) / (samples of all inputs), and "
+            "its backward needs no gradient. Wait for a send only at the end: two ranks that wait for each other's send wait for "
             "ever.",
         ),
     ),
@@ -87,16 +79,13 @@ EXERCISES = (
         judge_within_memory,
         (
             "Let time run slot by slot: whoever is free takes what is ready, and takes no F while it keeps `in_flight` "
-            "microbatches. "
-            "What is written down in which order is then the schedule.",
-            "Note for every rank when its F, B and W of each microbatch end. Ready is F if the rank before has it, B if the "
-            "rank after "
-            "has it, W if the own B has it. A microbatch is kept until B, or until W where backward is split. Which comes first "
-            "if "
-            "several are ready?",
-            "B first, then F, then W reaches par where little is kept. Where backward is split and in_flight is p or more, let "
-            "F come "
-            "first, but only while fewer than p - rank microbatches are between their F and their B, as in 1F1B; then B, then W.",
+            "microbatches. What is written down in which order is then the schedule.",
+            "Note for every rank when its F, B and W of each microbatch end. Ready is F if the rank before has it, B if the rank "
+            "after has it, W if the own B has it. A microbatch is kept until B, or until W where backward is split. Which comes "
+            "first if several are ready?",
+            "B first, then F, then W reaches par where little is kept. Where backward is split and in_flight is p or more, let F "
+            "come first, but only while fewer than p - rank microbatches are between their F and their B, as in 1F1B; then B, "
+            "then W.",
         ),
     ),
 )  # fmt: skip
