@@ -3,6 +3,7 @@
 All in float64, so that only mistakes differ: AdamW divides small gradients by themselves, and would enlarge rounding.
 """
 
+import random
 from dataclasses import replace
 from functools import cache, partial
 
@@ -13,6 +14,7 @@ from torch import nn
 from lessons_lib import run, shapes
 from lessons_lib.models import Transformer, next_token_loss
 from lessons_lib.parallel import pipeline, schedules
+from lessons_lib.parallel.actions import needs
 
 STEPS = 3
 SEQUENCE = 6
@@ -72,6 +74,24 @@ def run_ways(p: int, m: int) -> dict:
     for name, (v, orders) in tables.items():
         ways[name] = (v, lambda stages, *args, orders=orders: pipeline.run_schedule(stages, orders, *args))
     return ways
+
+
+def any_orders(seed, p, m, v, split):
+    """Orders in which every rank took, again and again, one of the actions that were ready."""
+    draw, done, orders = random.Random(seed), set(), [[] for _ in range(p)]
+    left = [
+        (rank, schedules.Action(kind, i, c))
+        for rank in range(p)
+        for kind in ("FBW" if split else "FB")
+        for i in range(m)
+        for c in range(v)
+    ]
+    while left:
+        rank, one = draw.choice([pair for pair in left if done.issuperset(needs(pair[1], pair[0], p, v))])
+        left.remove((rank, one))
+        done.add((rank, one))
+        orders[rank].append(one)
+    return orders
 
 
 def pipelined(samples, m, way, seed=None, shape=SHAPE, layers=None, steps=STEPS):

@@ -150,6 +150,28 @@ def test_shared_and_frozen_layers(way):
         torch.testing.assert_close(gradients, [p.grad for p in part.parameters()])
 
 
+@pytest.mark.parametrize("p,m,v", [(2, 3, 2), (3, 4, 1), (4, 3, 2)])
+def test_any_order_that_can_run_runs_and_gives_the_same(p, m, v):
+    def program():
+        rank, found = dist.get_rank(), []
+        for seed in range(8):
+            stages = pipeline.cut_into_stages(model_of(), p * v)[rank::p]
+            orders = programs.any_orders(seed, p, m, v, split=seed % 2 == 1)
+            loss = pipeline.run_schedule(stages, orders, batch(0, m + 1, m), next_token_loss)
+            found.append((loss, [q.grad for q in stages[0].parts[-1].parameters()]))
+        return found
+
+    losses, whole = one_process(m + 1)[0], model_of()
+    next_token_loss(whole(programs.tokens(0, m + 1)[:, :-1]), programs.tokens(0, m + 1)[:, 1:]).backward()
+    cuts = pipeline.cut_into_stages(whole, p * v)
+    for rank, results in enumerate(run(program, ranks=p).results):
+        for loss, gradients in results:
+            if rank == p - 1:
+                torch.testing.assert_close(loss, losses[0])
+            if v == 2 or rank < p - 1:  # else the head is here, whose weight is tied
+                torch.testing.assert_close(gradients, [q.grad for q in cuts[rank].parts[-1].parameters()])
+
+
 def test_the_loss_is_divided_among_microbatches():
     def program(divide):
         weight = nn.Linear(1, 1, bias=False)

@@ -284,6 +284,48 @@ def test_sizes_that_are_said_are_held_against_the_table():
         check_schedule(timed(interleaved(2, 2, 2)), chunks=1)
 
 
+def can_run(rows):
+    """The rules once more, for actions of one slot: rows[rank][slot]."""
+    at = {}
+    for rank, row in enumerate(rows):
+        for slot, word in enumerate(row):
+            if word != "." and at.setdefault((rank, word), slot) != slot:
+                return False
+    last, m = len(rows) - 1, max((int(word[1:]) for _, word in at), default=-1) + 1
+    for rank in range(len(rows)):
+        for i in range(m):
+            if not {(rank, f"F{i}"), (rank, f"B{i}")} <= at.keys() or at[rank, f"B{i}"] < at[rank, f"F{i}"]:
+                return False
+            if rank and at[rank, f"F{i}"] <= at.get((rank - 1, f"F{i}"), 10**6):
+                return False
+            if rank < last and at[rank, f"B{i}"] <= at.get((rank + 1, f"B{i}"), 10**6):
+                return False
+    return m > 0
+
+
+def test_random_tables_are_refused_exactly_where_the_rules_say():
+    draw, found = random.Random(5), []
+    for _ in range(3000):
+        p, m = draw.choice([1, 2, 3]), draw.choice([1, 2, 3])
+        schedule = timed(draw.choice([gpipe, one_f_one_b, greedy])(p, m))
+        slots = schedule.makespan + draw.choice([0, 0, 1, 2])
+        rows = [["."] * slots for _ in range(p)]
+        for cell in schedule.cells:
+            rows[cell.rank][cell.time] = str(cell.action)
+        for _ in range(draw.choice([0, 1, 1, 2])):
+            row, a, b = draw.choice(rows), draw.randrange(slots), draw.randrange(slots)
+            row[a], row[b] = row[b], row[a]
+        if draw.random() < 0.1:
+            draw.choice(rows)[draw.randrange(slots)] = draw.choice([".", "F0", "B1", "F5", "F3"])
+        try:
+            check_schedule(table_from([" ".join(row) for row in rows]))
+            found.append(True)
+        except ScheduleError:
+            found.append(False)
+        assert found[-1] == can_run(rows), rows
+    assert 1000 < sum(found) < 2000
+
+
 def test_every_too_early_start_in_a_real_schedule_is_found():
     """Move any one action of an exact schedule a slot earlier: it always breaks something, since all start as early as they can."""
     for orders in known(3, 6).values():
