@@ -7,6 +7,7 @@
 
 Every linear layer that runs inside, in whatever module, keeps its input x and, from B on, the gradient of its output until W.
 Nothing is computed twice: W is one matrix product a layer, B the other. A weight used several times, or tied, gets all its parts.
+Hooks on a weight (such as those of data parallel's buckets) are not called by W.
 Source: arXiv:2401.10241, section 2; its released code puts weight gradients off in the same way.
 """
 
@@ -38,8 +39,12 @@ class WeightGradientsLater(TorchFunctionMode):
 def add_weight_gradient(weight, x, gradient) -> None:
     """weight.grad += gradient^T x: (outputs, inputs) from gradient (..., outputs) and x (..., inputs)."""
     with torch.no_grad():
-        new = gradient.flatten(0, -2).t() @ x.flatten(0, -2)
+        new = _rows(gradient).t() @ _rows(x)
         weight.grad = new if weight.grad is None else weight.grad.add_(new)
+
+
+def _rows(x):
+    return x.reshape(-1, x.shape[-1])
 
 
 def _linear(jobs, input, weight, bias=None):
@@ -62,5 +67,5 @@ class _Linear(torch.autograd.Function):
         (x,) = ctx.saved_tensors
         ctx.jobs.append((ctx.weight, x, gradient))
         for_x = gradient @ ctx.weight if ctx.needs_input_grad[0] else None
-        for_bias = gradient.flatten(0, -2).sum(0) if ctx.needs_input_grad[2] else None
+        for_bias = _rows(gradient).sum(0) if ctx.needs_input_grad[2] else None
         return for_x, None, for_bias, None

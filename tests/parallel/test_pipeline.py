@@ -202,6 +202,23 @@ def test_weight_gradients_come_with_w_and_not_before():
     close({name: p.grad for name, p in stage.named_parameters()}, kept)
 
 
+@pytest.mark.parametrize("shape", [(5,), (1, 5), (3, 5), (2, 3, 5), (2, 1, 3, 5)])
+def test_split_linear_layers_take_any_number_of_dimensions(shape):
+    torch.manual_seed(len(shape))
+    one, other = nn.Linear(5, 4).double(), nn.Linear(5, 4).double()
+    other.load_state_dict(one.state_dict())
+    x = torch.rand(shape, dtype=torch.float64, requires_grad=True)
+    again = x.detach().clone().requires_grad_()
+    one(x).sin().sum().backward()
+    with pipeline.WeightGradientsLater() as later:
+        y = other(again).sin().sum()
+    y.backward()
+    assert other.weight.grad is None
+    torch.testing.assert_close((again.grad, other.bias.grad), (x.grad, one.bias.grad))
+    later.run()
+    torch.testing.assert_close(other.weight.grad, one.weight.grad)
+
+
 # ---- stages and microbatches -----------------------------------------------------------------------------------------------
 
 
