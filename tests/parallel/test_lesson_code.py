@@ -39,15 +39,16 @@ LESSONS = [
         "broadcast_parameters split_batch average_gradients average_gradients_flat accumulate_gradients cut_into_buckets "
         "Buckets.__init__ Buckets.gradient_ready Buckets.start_next Buckets.wait FlatUnit.__init__ FlatUnit.gather FlatUnit.free "
         "FlatUnit.reduce_gradients Zero1.__init__ Zero1.reduce_gradients Zero1.step watch Zero2.__init__ Zero2.reduce "
-        "Zero2.reduce_gradients Zero2.step clip_gradients",
+        "Zero2.reduce_gradients Zero2.step Zero3.__init__ Zero3.after_forward Zero3.reduce Zero3.reduce_gradients Zero3.step "
+        "clip_gradients",
     ),
     Lesson(
         "04_tensor_parallel",
         "conjugates linears tensor vocabulary replicas saved",
         "summed Enter.forward Enter.backward f Leave.forward Leave.backward g cut ColumnParallelLinear.__init__ "
         "ColumnParallelLinear.forward RowParallelLinear.__init__ RowParallelLinear.forward ParallelMLP.__init__ "
-        "ParallelMLP.forward ParallelAttention.__init__ ParallelAttention.forward ParallelBlock.__init__ ParallelBlock.forward local cross_entropy "
-        "gradient_norm Gather.forward Gather.backward gather_sequence sum_replicated_gradients saved_memory",
+        "ParallelMLP.forward ParallelAttention.__init__ ParallelAttention.forward ParallelBlock.__init__ ParallelBlock.forward "
+        "local cross_entropy gradient_norm Gather.forward Gather.backward gather_sequence sum_replicated_gradients saved_memory",
     ),
     Lesson(
         "05_pipeline_parallel",
