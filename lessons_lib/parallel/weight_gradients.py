@@ -39,11 +39,11 @@ class WeightGradientsLater(TorchFunctionMode):
 def add_weight_gradient(weight, x, gradient) -> None:
     """weight.grad += gradient^T x: (outputs, inputs) from gradient (..., outputs) and x (..., inputs)."""
     with torch.no_grad():
-        new = _rows(gradient).t() @ _rows(x)
+        new = as_rows(gradient).t() @ as_rows(x)
         weight.grad = new if weight.grad is None else weight.grad.add_(new)
 
 
-def _rows(x):
+def as_rows(x):
     return x.reshape(-1, x.shape[-1])
 
 
@@ -67,5 +67,5 @@ class _Linear(torch.autograd.Function):
         (x,) = ctx.saved_tensors
         ctx.jobs.append((ctx.weight, x, gradient))
         for_x = gradient @ ctx.weight if ctx.needs_input_grad[0] else None
-        for_bias = _rows(gradient).sum(0) if ctx.needs_input_grad[2] else None
+        for_bias = as_rows(gradient).sum(0) if ctx.needs_input_grad[2] else None
         return for_x, None, for_bias, None
