@@ -36,7 +36,7 @@ def kept(
         raise ValueError(f"dropout must be a number from 0 up to, but not including, 1 (0.1 drops a tenth), not {dropout!r}.")
     if isinstance(bytes_each, bool) or bytes_each not in (2, 4):
         raise ValueError(f"bytes_each must be 4 (float32) or 2 (bfloat16), not {bytes_each!r}.")
-    e, rotary, grouped = bytes_each, shape.positions == "rotary", shape.kv_heads < shape.heads
+    e, rotary, grouped, rms = bytes_each, shape.positions == "rotary", shape.kv_heads < shape.heads, shape.norm == "rms"
     stream = b * s * shape.hidden  # numbers of x, replicated
     between = stream // t if sequence_parallel else stream  # the same where it is a part of the sequence
     rows = b * s // t if sequence_parallel else b * s
@@ -44,15 +44,19 @@ def kept(
     scores = b * shape.heads // t * s * s
     written = not fused or p > 0  # attention written out: its weights are kept
     exact = 4 if fused and written else e  # bytes of a number inside the attention function
-    rms = shape.norm == "rms"
+    scaled = fused and written  # queries and keys
+    copied = written and b > 1 and shape.heads // t > 1
 
-    # Of a view autograd keeps all that lies behind it. Values that are cut out of qkv without a copy keep queries and keys, too.
-    batches_of_matrices = b > 1 and shape.heads // t > 1  # then a product copies them: they do not lie one behind the other
-    viewed = not grouped and exact == e and not (written and batches_of_matrices)
-    copied = rotary or (fused and written)  # queries and keys: turned, or scaled
+    # Queries, keys and values are cut out of qkv. What is turned, repeated, scaled or converted has memory of its own, and so has
+    # what a product of several batches of several heads copies. The others are views: autograd keeps all of qkv behind them.
+    own = {
+        "queries": rotary or scaled or copied,
+        "keys": rotary or grouped or scaled or copied,
+        "values": grouped or exact != e or copied,
+    }
+    attended = sum(own.values()) * queries * exact + (0 if all(own.values()) else b * s * shape.qkv // t * e)
     # Fused attention lays its output out as its queries: turned ones head by head, and `out` takes a copy, token by token.
-    laid_out = rotary and not written and shape.heads // t > 1
-    attended = (2 if copied else 0) * queries * exact + (3 * queries * e if viewed else (1 if copied else 3) * queries * exact)
+    laid_out = rotary and not written and shape.heads // t > 1 and s > 1
     bytes_of = (
         2 * between * (8 if rms else e),  # RMSNorm keeps its input and the normalized one, both in float32
         2 * rows * (4 if rms else 2 * e),  # RMSNorm: 1/root mean square; LayerNorm: mean and 1/deviation
