@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from ..hardware import Cluster, Device, Link
-from ..parallel.schedules import ScheduleError, check_orders, par, recognise, timed
+from ..parallel.schedules import ScheduleError, check_orders, needs, par, recognise, timed
 from ..ranks import run
 from ..replay import replay
 from .exercise import Wrong
@@ -85,22 +85,41 @@ def _explain_slow(schedule, p, m, in_flight, split) -> str:
     alone = timed([[one for i in range(m) for one in order if one.microbatch == i] for order in schedule.orders], **times(split))
     if schedule.makespan >= alone.makespan and in_flight > 1 and m > 1 and p > 1:
         return f"One microbatch after the other, as if only one could be kept: here it is {in_flight}."
-    if split:
-        glued = all(order[n + 1].kind == "W" for order in schedule.orders for n, one in enumerate(order) if one.kind == "B")
-        late = all(one.kind == "W" for order in schedule.orders for one in order[-m:])
-        if glued and p > 1:
-            return "Every W follows its B at once, as if backward were not split. Nobody waits for W: it can fill a slot in "
-            "which a rank waits."
-        if late and p > 1:
-            return "Every W comes at the very end. It can fill a slot in which a rank waits, and it makes room for the next F."
-        return "Look for a slot in which a rank waits although it has something to do, or does W while another rank waits for "
-        "its F or B."
-    return "Look for a slot in which a rank waits although it has something to do: may it go further ahead, within the limit?"
+    glued = all(order[n + 1].kind == "W" for order in schedule.orders for n, one in enumerate(order) if split and one.kind == "B")
+    if split and glued and p > 1:
+        return (
+            "Every W follows its B at once, as if backward were not split. Nobody waits for W: it can fill a slot in which a rank "
+            "waits."
+        )
+    if split and p > 1 and all(one.kind == "W" for order in schedule.orders for one in order[-m:]):
+        return "Every W comes at the very end. It can fill a slot in which a rank waits, and it makes room for the next F."
+    return _waits_for_nothing(schedule, in_flight) or (
+        "No rank waits while it could do something. So which of two things that it could do comes first? Somebody may wait for one."
+    )
 
 
-def _picture(schedule) -> str:
-    lines = schedule.text.splitlines()
-    return "\n".join(line for line in lines) if max(map(len, lines)) <= 150 else ""
+def _waits_for_nothing(schedule, in_flight: int) -> str:
+    """The first slot in which a rank waits although something could run that its order has later; "" if there is none."""
+    ends = {(cell.rank, cell.action): cell.end for cell in schedule.cells}
+    last, p = "W" if schedule.split else "B", schedule.ranks
+    for slot in range(int(schedule.makespan)):
+        for rank in range(p):
+            row = [cell for cell in schedule.cells if cell.rank == rank]
+            if any(cell.time <= slot < cell.end for cell in row):
+                continue
+            kept = sum(cell.kind == "F" and cell.time < slot for cell in row)
+            kept -= sum(cell.kind == last and cell.end <= slot for cell in row)
+            for kind in ("B", "F", "W") if schedule.split else ("B", "F"):
+                later = [cell.action for cell in row if cell.kind == kind and cell.time > slot]
+                full = kind == "F" and kept >= in_flight
+                if later and not full and all(ends[need] <= slot for need in needs(min(later), rank, p, 1)):
+                    return f"In slot {slot}, rank {rank} waits, although it could run {min(later)} then, within the limit."
+    return ""
+
+
+def _picture(schedule, width: int = 96) -> str:
+    """The grid, as wide as a message may be before its lines are broken."""
+    return "\n".join(line if len(line) <= width else f"{line[:width]} ..." for line in schedule.text.splitlines())
 
 
 # ---- on real ranks ------------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 
-from ..parallel.schedules import Action, ScheduleError, check_orders, check_schedule, recognise, timed
+from ..parallel.schedules import Action, ScheduleError, check_orders, check_schedule, par, recognise, timed
 from .exercise import Wrong
 from .rows import read_order, read_table, reason
 from .trial import Trial, shown
@@ -22,10 +22,10 @@ def judge_three_by_four(trial: Trial) -> str:
         schedule = check_schedule(table, _RANKS, _MICROBATCHES, chunks=1, split=False)
     except ScheduleError as error:
         raise Wrong(f"This schedule cannot run. {reason(error)}") from None
-    enough = 2 * (_MICROBATCHES + _RANKS - 1)
+    enough = par(_RANKS, _MICROBATCHES).makespan
     if schedule.makespan > enough:
         raise Wrong(
-            f"Your table can run, in {schedule.makespan} slots; {enough} are enough. {_waits(schedule)}\n"
+            f"Your table can run, in {schedule.makespan} slots; par is {enough}. {_waits(schedule)}\n"
             "A rank that has sent a microbatch on is free for the next one."
         )
     name, peaks = recognise(schedule), " ".join(map(str, schedule.peak_in_flight))
@@ -34,7 +34,7 @@ def judge_three_by_four(trial: Trial) -> str:
         "1F1B": f"GPipe takes as long, and holds {' '.join([str(_MICROBATCHES)] * _RANKS)}.",
     }.get(name, "No schedule of whole forwards and backwards is shorter.")
     return (
-        f"Your schedule is {'one of your own' if name.startswith('none') else name}: {schedule.makespan} slots, "
+        f"Your schedule is {'one of your own' if name.startswith('none') else name}: {schedule.makespan} slots (par {enough}), "
         f"{schedule.bubble_overhead:.1%} over ideal, {schedule.idle_share:.1%} of the step idle; at most {peaks} microbatches in "
         f"flight. {other}"
     )

@@ -61,8 +61,10 @@ def _losses(logits: np.ndarray, targets: np.ndarray) -> np.ndarray:
 def _explain(case: Case, rank: int, got: np.ndarray, logits: np.ndarray) -> str:
     targets, first = case.array(rank, 1), case.inputs[rank][2]
     if not np.isfinite(got).all():
-        return "exp() of a large logit overflows: subtract the largest of all ranks from all logits first, which changes no "
-        "probability."
+        return (
+            "exp() of a large logit overflows: subtract the largest of all ranks from all logits first, which changes no "
+            "probability."
+        )
     losses, counted = _losses(logits, targets), targets >= 0
     own = case.array(rank)
     inside = (targets >= first) & (targets < first + own.shape[1])

@@ -99,7 +99,7 @@ OWN = ["F0 F1 F2 F3 .  .  . B0 . B1 B2 B3", ". F0 F1 F2 F3 . B0 . B1 B2 B3 .", "
 
 
 def test_the_schedule_is_named_with_its_own_numbers(capsys):
-    assert "Your schedule is GPipe: 12 slots, 50.0% over ideal, 33.3% of the step idle; at most 4 4 4" in passes(
+    assert "Your schedule is GPipe: 12 slots (par 12), 50.0% over ideal, 33.3% of the step idle; at most 4 4 4" in passes(
         lambda: GPIPE, "three_by_four", capsys
     )
     assert "Your schedule is one of your own: 12 slots" in passes(lambda: OWN, "three_by_four", capsys)

@@ -28,8 +28,8 @@ def test_inputs_are_fresh_and_the_same_on_both_sides():
 # No references: who reads, times and judges a learner's table, and what runs it.
 REFEREES = {
     "parallel.schedules": {
-        "Action", "Schedule", "ScheduleError", "action", "check_orders", "check_schedule", "par", "recognise", "table_from",
-        "timed",
+        "Action", "Schedule", "ScheduleError", "action", "check_orders", "check_schedule", "needs", "par", "recognise",
+        "table_from", "timed",
     },
     "parallel.pipeline": {"Stage", "run_schedule", "split_into_microbatches"},
 }  # fmt: skip
@@ -42,6 +42,15 @@ def test_references_are_independent_of_the_finished_code():
             if isinstance(node, ast.ImportFrom) and not {alias.name for alias in node.names} <= REFEREES.get(node.module, set()):
                 names += [node.module or "", *[alias.name for alias in node.names]]
             assert not any({"parallel", "collectives"} & set(name.split(".")) for name in names), path.name
+
+
+def test_no_sentence_lost_its_end():
+    """A string after a `return "..."` line is a statement of its own, and is never said."""
+    for path in CHECKS.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            for statement in getattr(node, "body", [])[1:] if isinstance(getattr(node, "body", None), list) else []:
+                lost = isinstance(statement, ast.Expr) and isinstance(statement.value, (ast.Constant, ast.JoinedStr))
+                assert not lost, f"{path.name}, line {statement.lineno}"
 
 
 def test_each_lesson_has_exercises_from_a_first_step_to_a_challenge():
