@@ -89,6 +89,12 @@ def expect_values(
 ) -> None:
     """After the call, parameters and buffers of argument `position` are expected[rank] on every rank that took part; else Wrong."""
     got = {rank: case.state(rank, position).values for rank in case.active}
+    for rank in case.active:
+        for name, array in expected[rank].items():
+            if name in got[rank] and got[rank][name].dtype != array.dtype:
+                raise case.wrong(
+                    f"Rank {rank}: {name} has the dtype {got[rank][name].dtype}; expected was {array.dtype}, as it was."
+                )
     _compare(case, position, "", got, expected, mistakes, own, tolerance)
 
 
@@ -156,7 +162,7 @@ def _usual(case: Case, came, right, own, what, tolerance) -> str:
     if came is not None and came.shape != right.shape:
         return ""
     if came is None or (not came.any() and what):
-        return "Did backward reach it, on this rank, too?"
+        return "Did backward reach it, on this rank, too?" if what else "Is it still in the model?"
     if own is not None and same(came, own, tolerance):
         return "This is what the rank has on its own: it was never combined with what the other ranks have."
     for factor, text in ((n, f"{n} times"), (1 / n, f"1/{n} of"), (-1, "minus")):

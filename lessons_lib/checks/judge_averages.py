@@ -63,7 +63,8 @@ def judge_average_by_count(trial: Trial) -> str:
             return next(found, "")
 
         expect(case, [mean] * ranks, explain, tolerance=_CLOSE)
-        expect_bytes(case, _ring(ranks) * (mean.nbytes + _SLACK), lambda rank, case=case: _why_so_many(case, rank))
+        most = 2 * (mean.nbytes + 16) if ranks > 1 else 0  # a reduce and a broadcast are welcome, too
+        expect_bytes(case, most, lambda rank, case=case: _why_so_many(case, rank))
         trial.passed(ranks)
         if ranks == 4:
             wrong = sum(first for first, _ in _KNOWN) / 4

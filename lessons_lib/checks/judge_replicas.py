@@ -45,7 +45,7 @@ def _mistakes(case: Case, rank: int, name: str, before: list, losses):
         yield before[rank][name], "This is what the rank had: a frozen parameter does not train, and still computes."
     if last != best:
         yield before[last][name], f"These are rank {last}'s. Ranks {best} and {last} have the same loss: the lower rank counts."
-    if best != 0 and all(same(case.state(q).values[name], before[0][name]) for q in range(n)):
+    if best != 0 and all(same(case.state(q).values.get(name, np.empty(0)), before[0][name]) for q in range(n)):
         yield before[0][name], f"All ranks have rank 0's now; rank {best} has the lowest loss."
     yield before[rank][name], "This is what the rank had before: nothing was received into the model's own tensors."
     yield before[worst][name], f"These are those of rank {worst}, whose loss is the highest."
