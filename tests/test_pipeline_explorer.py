@@ -87,6 +87,10 @@ def test_backward_takes_the_ratio_of_forward_and_its_halves_half_of_it():
 # ---- what it shows --------------------------------------------------------------------------------------------------------------
 
 
+def all_shown(explorer):
+    return explorer.picture.value + explorer.panels.value
+
+
 def assert_shows(explorer):
     """Timeline, words and panels are those of the setting and the link."""
     now, link = explorer.setting, explorer.link
@@ -104,7 +108,8 @@ def assert_shows(explorer):
         assert f"The link adds {format_time(added)} ({added / alone:.1%})" in told
     assert f"at most {max(now.table().peak_in_flight)} " in told
     memory = memory_of_ranks(now.shape, now.orders(), now.sequence, now.sequences)
-    assert memory_svg([m.states for m in memory], [m.activations for m in memory], now.device.memory) in explorer.picture.value
+    assert memory_svg([m.states for m in memory], [m.activations for m in memory], now.device.memory) in explorer.panels.value
+    assert bubbles_svg(now.compared, now.schedule) in explorer.panels.value
     fullest = max(memory, key=lambda m: m.total)
     fits = "fits into" if fullest.total <= now.device.memory else "does not fit into"
     assert f"rank {fullest.rank} needs the most" in explorer.picture.value and f"that {fits} the" in explorer.picture.value
@@ -135,8 +140,8 @@ def test_every_move_shows_the_replay_of_its_setting():
         else:
             values = [value for _, value in control.options if value <= 12]
             control.value = values[rng.integers(len(values))]
-        sizes.add(tuple(re.findall(r'<svg [^>]*width="(\d+)"', explorer.picture.value)))
-        sizes.add(tuple(re.findall(r'style="aspect-ratio:([\d./]+)"', explorer.picture.value)))
+        sizes.add(tuple(re.findall(r'<svg [^>]*width="(\d+)"', all_shown(explorer))))
+        sizes.add(tuple(re.findall(r"aspect-ratio:([\d./]+)", all_shown(explorer))))
         if explorer.error is None:
             assert_shows(explorer)
             seen += 1
@@ -158,6 +163,16 @@ def test_a_move_of_the_link_replays_once_and_records_nothing(monkeypatch):
     assert len(calls) == 3  # the browser's last digit is no move
 
 
+def test_a_move_of_the_link_sends_one_message_and_any_other_the_panels_after_the_picture(monkeypatch):
+    explorer, sent = explore_pipeline(SHAPE, stages=4, microbatches=8), []
+    for widget in (explorer, explorer.picture, explorer.panels, explorer.stages, explorer.chunks, explorer.latency):
+        monkeypatch.setattr(widget, "send_state", lambda key=None, widget=widget: sent.append((widget, key)))
+    explorer.bandwidth.value = 5.0
+    assert sent == [(explorer.picture, "value")]
+    explorer.microbatches.value = 10
+    assert sent[1:] == [(explorer.picture, "value"), (explorer.panels, "value")]
+
+
 def test_a_slow_link_is_told_and_a_fast_one_comes_back_with_its_name():
     explorer = explore_pipeline(SHAPE, stages=4, microbatches=8)
     first = explorer.sentence
@@ -176,16 +191,17 @@ def test_a_slow_link_is_told_and_a_fast_one_comes_back_with_its_name():
 ])  # fmt: skip
 def test_an_impossible_combination_is_told_and_keeps_the_pictures_place(change, words):
     explorer = explore_pipeline(SHAPE, stages=4, microbatches=8)
-    place = re.findall(r'style="aspect-ratio:([\d./]+)"', explorer.picture.value)
+    place = re.findall(r"aspect-ratio:([\d./]+)", all_shown(explorer))
     for name, value in change.items():
         getattr(explorer, name).value = value
     assert isinstance(explorer.error, ValueError) and explorer.timeline is None
     assert explorer.sentence.startswith("This combination cannot run.") and words in explorer.sentence
-    assert "visibility:hidden" in explorer.picture.value and words in explorer.picture.value
-    assert re.findall(r'style="aspect-ratio:([\d./]+)"', explorer.picture.value) == place
+    assert "visibility:hidden" in explorer.picture.value and "visibility:hidden" in explorer.panels.value
+    assert words in explorer.picture.value
+    assert re.findall(r"aspect-ratio:([\d./]+)", all_shown(explorer)) == place
     explorer.schedule.value = "1F1B"
     assert_shows(explorer)
-    assert "visibility:hidden" not in explorer.picture.value
+    assert "visibility:hidden" not in all_shown(explorer)
 
 
 def test_anything_else_that_fails_is_told_with_its_name(monkeypatch):

@@ -37,6 +37,7 @@ STYLE = (
     "<style>.fitted > svg{width:100%}.pipeline-outer{container-type:inline-size}.pipeline-words{min-height:156px}"
     "@container(max-width:640px){.pipeline-words{min-height:250px}}</style>"
 )
+PAPER = "background:#fff;color:#1a1a1a;padding:8px;line-height:1.4;font-size:13px;"
 
 
 def explore_pipeline(
@@ -74,7 +75,7 @@ class PipelineExplorer(widgets.VBox):
     """What `explore_pipeline` returns. `setting`, `link`, `timeline`, `sentence` are those now shown; `error` is why there is none.
 
     `schedule` is the choice of a schedule; `stages`, `microbatches`, `chunks`, `ratio`, `bandwidth` (GB/s per direction) and
-    `latency` (us) are the sliders, `picture` the HTML below them.
+    `latency` (us) are the sliders, `picture` the HTML below them (words, timeline), `panels` the HTML below that (memory, bubbles).
     """
 
     def __init__(self, setting: Setting, link: Link):
@@ -89,6 +90,7 @@ class PipelineExplorer(widgets.VBox):
         self._link = LinkSliders(link, *ranges, "", track=240.0)
         self.bandwidth, self.latency = self._link.bandwidth, self._link.latency
         self.picture = widgets.HTML(layout={"width": "100%", "margin": "6px 0 0 0"})
+        self.panels = widgets.HTML(layout={"width": "100%", "margin": "0"})  # apart: it comes later, and not for a move of the link
         rates, delays = self._link.box.children[:3], self._link.box.children[3:]
         rows = [
             labelled("Schedule", self.schedule),
@@ -99,11 +101,11 @@ class PipelineExplorer(widgets.VBox):
             ),
             _beside(rates, delays),
         ]
-        super().__init__([*rows, self.picture], layout={"max_width": f"{WIDTH}px", "width": "100%"})
+        super().__init__([*rows, self.picture, self.panels], layout={"max_width": f"{WIDTH}px", "width": "100%"})
         self._replay()
-        self._panels = self._draw_panels()
         self._key = key_of(*self._lines(), self._timeline_svg())
         self._draw()
+        self._draw_panels()
         self._stored, self._plain = self._static_html(), "\n".join([*self._lines(), *timeline_text(self.timeline).splitlines()[2:]])
         for control in (self.schedule, self.stages, self.microbatches, self.chunks, self.ratio):
             control.observe(self._set, "value")
@@ -116,6 +118,7 @@ class PipelineExplorer(widgets.VBox):
         names = ("schedule", "stages", "microbatches", "chunks", "ratio")
         self.setting = changed(self.setting, **{name: getattr(self, name).value for name in names})
         self._update()
+        self._draw_panels()
 
     def _link_moved(self, change) -> None:
         if math.isclose(change["old"], change["new"]):  # the browser computes 10**x with another last digit, and says so
@@ -129,7 +132,6 @@ class PipelineExplorer(widgets.VBox):
     def _update(self) -> None:
         try:
             self._replay()
-            self._panels = self._draw_panels()
         except ValueError as error:  # a combination that cannot be
             self.error, self.timeline, self.sentence = error, None, f"This combination cannot run. {error}"
         except Exception as error:  # whatever it is, the reader sees it where the picture was, and `error` keeps it
@@ -161,38 +163,40 @@ class PipelineExplorer(widgets.VBox):
         chunks = self.setting.chunks if self.setting.schedule == INTERLEAVED else 1
         return pipeline_svg(self.timeline, chunks, DRAWN, area=AREA)
 
-    def _draw_panels(self) -> tuple[str, str]:
-        """What does not change with the link is drawn once for each setting."""
-        s = self.setting
-        if "panels" not in s.__dict__:
-            memory = memory_svg([one.states for one in s.memory], [one.activations for one in s.memory], s.device.memory)
-            s.__dict__["panels"] = memory, bubbles_svg(s.compared, s.schedule)
-        return s.__dict__["panels"]
-
     def _draw(self) -> None:
         if self.timeline is not None:
             self._drawn = self._timeline_svg()
         hidden = "" if self.timeline is not None else "visibility:hidden;"
-        left, right = self._panels
-        first, *rest = self._lines()
-        words = paragraph(first, "font-weight:600") + "".join(paragraph(line) for line in rest)
+        place = f"{hidden}aspect-ratio:{DRAWN}/{pipeline_height(8, width=DRAWN, area=AREA)}"
         self.picture.value = (
-            f"{STYLE}{hiding_rule(self._key)}"
-            '<div class="pipeline-outer" style="background:#fff;color:#1a1a1a;padding:8px;line-height:1.4;font-size:13px">'
-            f'<div role="status" class="pipeline-words">{words}</div><div style="{hidden}">'
-            f'<div class="fitted" style="aspect-ratio:{DRAWN}/{pipeline_height(8, width=DRAWN, area=AREA)}">{self._drawn}</div>'
-            f'<div style="display:flex;flex-wrap:wrap;gap:4px"><div style="flex:440 1 340px;min-width:0">{left}</div>'
-            f'<div style="flex:300 1 250px;min-width:0">{right}</div></div></div></div>'
+            f'{STYLE}{hiding_rule(self._key)}<div class="pipeline-outer" style="{PAPER}">'
+            f'<div role="status" class="pipeline-words">{self._words()}</div>'
+            f'<div class="fitted" style="{place}">{self._drawn}</div></div>'
+        )
+
+    def _words(self) -> str:
+        first, *rest = self._lines()
+        return paragraph(first, "font-weight:600") + "".join(paragraph(line) for line in rest)
+
+    def _draw_panels(self) -> None:
+        """What does not change with the link."""
+        now = self.setting
+        if self.timeline is not None:
+            memory = memory_svg([one.states for one in now.memory], [one.activations for one in now.memory], now.device.memory)
+            self._beneath = memory, bubbles_svg(now.compared, now.schedule)
+        hidden = "" if self.timeline is not None else "visibility:hidden;"
+        left, right = self._beneath
+        self.panels.value = (
+            f'<div style="{PAPER}{hidden}display:flex;flex-wrap:wrap;gap:4px">'
+            f'<div style="flex:440 1 340px;min-width:0">{left}</div><div style="flex:300 1 250px;min-width:0">{right}</div></div>'
         )
 
     def _static_html(self) -> str:
-        first, *rest = self._lines()
-        words = paragraph(first, "font-weight:600") + "".join(paragraph(line) for line in rest)
-        left, right = self._panels
-        pictures = [image(self._drawn, first), image(left, rest[-1]), image(right, "The schedules without a link")]
+        left, right = self._beneath
+        finding, _, memory = self._lines()
+        pictures = [image(self._drawn, finding), image(left, memory), image(right, "The schedules without a link")]
         pictures.append(paragraph("Run this cell to move schedule, stages, microbatches and link.", "font-style:italic"))
-        look = f"background:#fff;color:#1a1a1a;padding:8px;max-width:{WIDTH}px"
-        return f'<div style="{look}">{words}{"".join(pictures)}</div>'
+        return f'<div style="{PAPER}max-width:{WIDTH}px">{self._words()}{"".join(pictures)}</div>'
 
     def _ipython_display_(self, **options) -> None:
         show(self, self._stored, self._plain, self._key)

@@ -75,10 +75,14 @@ class Setting:
         times = ([seconds(one, self.device) for one in kind] for kind in self.works(name))
         return timed(self.orders(name), *times)
 
+    def alone(self, name: str | None = None):
+        """A schedule without a link: (step, ideal, peak in flight in words, in more words), or why there is none."""
+        return _alone(changed(self, schedule=name or self.schedule))
+
     @property
     def compared(self) -> dict:
-        """Every schedule without a link: (step, ideal, peak in flight in words, in more words), or why there is none."""
-        return _compared(changed(self, schedule=""))
+        """The same of every schedule."""
+        return {name: self.alone(name) for name in SCHEDULES}
 
     @cached_property
     def memory(self) -> list:
@@ -98,25 +102,21 @@ class Setting:
         return f"{self.schedule}: {self.shape.name or 'a model'} on {cut}; {many}; backward takes {self.ratio:g} times a forward"
 
 
-@lru_cache(maxsize=64)
-def _compared(setting: Setting) -> dict:
-    found = {}
-    for name in SCHEDULES:
-        try:
-            table = setting.table(name)
-        except ValueError:  # interleaved: why it cannot be, in a few words
-            found[name] = "needs fewer stages"
-            if setting.chunks == 1:
-                found[name] = "needs 2 chunks a rank or more"
-            elif setting.microbatches % setting.stages:
-                found[name] = f"needs m to be a multiple of {setting.stages}"
-            continue
-        most = max(table.peak_in_flight)
-        short, long = f"{most} in flight", f"{most} microbatch{'es'[: 2 * (most > 1)]}"
-        if name == INTERLEAVED:
-            short, long = f"{most} chunks in flight", f"{most} (a microbatch counts in each of its {setting.chunks} chunks)"
-        found[name] = (float(table.makespan), float(sum(table.busy)) / setting.stages, short, long)
-    return found
+@lru_cache(maxsize=256)
+def _alone(setting: Setting):
+    try:
+        table = setting.table()
+    except ValueError:  # interleaved: why it cannot be, in a few words
+        if setting.chunks == 1:
+            return "needs 2 chunks a rank or more"
+        if setting.microbatches % setting.stages:
+            return f"needs m to be a multiple of {setting.stages}"
+        return "needs fewer stages"
+    most = max(table.peak_in_flight)
+    short, long = f"{most} in flight", f"{most} microbatch{'es'[: 2 * (most > 1)]}"
+    if setting.schedule == INTERLEAVED:
+        short, long = f"{most} chunks in flight", f"{most} (a microbatch counts in each of its {setting.chunks} chunks)"
+    return float(table.makespan), float(sum(table.busy)) / setting.stages, short, long
 
 
 def seconds(work, device: Device) -> float:
@@ -131,7 +131,7 @@ def seconds(work, device: Device) -> float:
 def finding(timeline, setting: Setting) -> str:
     """The finding in words: the step, both definitions of its bubble, what the link adds, and the peak in flight."""
     computing = float(totals(timeline)[:, 0].mean())  # of the ranks: the ideal step
-    step, (alone, _, _, many) = timeline.step_time, setting.compared[setting.schedule]
+    step, (alone, _, _, many) = timeline.step_time, setting.alone()
     added = step - alone
     link = f"The link adds {format_time(added)} ({added / alone:.1%})" if added > 5e-4 * alone else "The link adds next to nothing"
     over, idle = step / computing - 1, 1 - computing / step
