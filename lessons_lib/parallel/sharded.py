@@ -159,10 +159,10 @@ class Zero3:
         self.optimizer = optimizer_of(self.shards, make_optimizer)
         self.waiting = watch(self.units, self.reduce)
         for module, unit in zip([*modules, model], self.units):
+            unit.free()
             module.register_forward_pre_hook(lambda module, inputs, unit=unit: unit.gather())
             if module is not model:
                 module.register_forward_hook(lambda module, inputs, output, unit=unit: self.after_forward(unit, output))
-        self.free()
 
     def after_forward(self, unit, output) -> None:
         unit.free()
