@@ -15,7 +15,7 @@ from lessons_lib.checks import NotYet, check, judge_memory, judge_pipelines, jud
 from lessons_lib.checks.exercise import Wrong
 from lessons_lib.checks.inside import Net
 from lessons_lib.checks.nets_stages import Logged
-from lessons_lib.checks.trial import draw, fresh
+from lessons_lib.checks.trial import SECONDS, draw, fresh
 from lessons_lib.parallel import schedules
 
 SOLUTIONS = Path(__file__).parents[2] / "solutions" / "05_pipeline_parallel.ipynb"
@@ -199,4 +199,12 @@ def test_numbers_in_the_texts_are_those_of_the_checks():
     ranks, microbatches = judge_schedules._RANKS, judge_schedules._MICROBATCHES
     assert f"{ranks} ranks, {microbatches} microbatches, each F and each B takes one slot" in text
     assert schedules.timed(schedules.gpipe(ranks, microbatches)).makespan == 12 and "**Twelve slots** are enough" in text
-    assert judge_memory.times(False) == {"forward": 1, "backward": 2, "weight": 1} and "Backward takes 2 slots" in text
+    assert (
+        judge_memory.times(False) == {"forward": 1, "backward": 2, "weight": 1}
+        and "F takes 1 slot, B as the whole backward 2." in text
+    )
+    asked = []
+    with pytest.raises(Wrong):
+        judge_memory.judge_within_memory(SimpleNamespace(values=lambda inputs: asked.extend(inputs) or [None] * len(inputs)))
+    words = " ".join(text.split())
+    assert f"The check asks for {len(asked)} sizes, and gives {SECONDS:g} seconds for all of them" in words
