@@ -42,8 +42,8 @@ def judge_run_order(trial: Trial) -> str:
     peaks = " ".join(str(_peak(_log(case, rank))) for rank in range(p))
     return (
         f"With p = {p}, m = {m} by 1F1B, rank 1 sent {count(2 * m, 'message')}, {2 * sum(boundary)} bytes, as it would by GPipe; "
-        f"at most {peaks} microbatches were in flight. Loss and gradients are those of one process: {sum(_SLOPES) / 2:g} in the first "
-        f"run, where losses that are not divided give {sum(_SLOPES)}."
+        f"at most {peaks} microbatches were in flight. Loss and gradients are those of one process: {sum(_SLOPES) / 2:g} in the "
+        f"first run, where losses that are not divided give {sum(_SLOPES)}."
     )
 
 
