@@ -66,9 +66,9 @@ EXERCISES = (
         (
             "A rank only updates its own piece. So which piece of the averaged gradient does it need, and what do the others need "
             "from it?",
-            "Reduce-scatter the padded gradients, so that each rank gets the sum of its own piece; the norm of the whole is the "
-            "root "
-            "of a sum of squares over ranks; all-gather the new weights. Equal pieces need padding with zeros.",
+            "Reduce-scatter the padded gradients (dist.reduce_scatter_single), so that each rank gets the sum of its own piece; "
+            "the norm of "
+            "the whole is the root of a sum of squares over ranks; all-gather the new weights (dist.all_gather_single).",
             "mine = reduce-scatter of the padded gradient, / n; square = mine.square().sum(), all-reduced; multiply mine by "
             "largest / norm if that is below 1; momentum = 0.5 * momentum + mine; piece = my weights - 0.25 * momentum; all-gather "
             "the pieces and cut the padding off.",

@@ -7,10 +7,10 @@ import torch.distributed as dist
 from torch import nn
 
 from lessons_lib.checks.exercise import Exercise, Wrong
-from lessons_lib.checks.gradients import expect_gradients, expect_values, one_process, same
+from lessons_lib.checks.gradients import differentiated, expect_gradients, expect_values, one_process, same
 from lessons_lib.checks.inside import Draw, Net
 from lessons_lib.checks.structure import bytes_sent, calls, expect_calls, said
-from lessons_lib.checks.trial import Trial, draw, fresh
+from lessons_lib.checks.trial import Trial, draw, fresh, parts
 from lessons_lib.checks.values import expect
 
 
@@ -181,6 +181,50 @@ def test_lists_of_tensors_are_given_and_watched():
     expect(case, [sum(one.array() for one in case.inputs[0][0])] * 2)
     with pytest.raises(Wrong, match="changed its argument `xs`"):
         trial(lambda xs: xs[1].zero_(), "xs").run([([draw(3), draw(3)],)] * 2)
+
+
+@pytest.mark.parametrize(("shape", "n", "axis"), [((6, 4), 3, 0), ((4, 6), 2, 1), ((5,), 5, 0)])
+def test_parts_are_equal_pieces_of_a_tensor(shape, n, axis):
+    whole = draw(*shape)
+    pieces = parts(whole, n, axis)
+    assert all(np.array_equal(one.array(), piece) for one, piece in zip(pieces, np.split(whole.array(), n, axis)))
+    assert all(one.make().is_contiguous() and one.make().requires_grad for one in pieces)
+
+
+def test_a_function_is_differentiated_on_one_process():
+    x, w, up = (draw(*shape, largest=9).array() for shape in ((3, 4), (2, 4), (3, 2)))
+    value, (of_x, of_w) = differentiated(lambda x, w: x @ w.T, x, w, upstream=up)
+    assert np.array_equal(value, x @ w.T) and np.array_equal(of_x, up @ w) and np.array_equal(of_w, up.T @ x)
+    value, (of_x, of_index) = differentiated(lambda x, i: x[i].sum(), x, np.array([2]))
+    assert value == x[2].sum() and of_index is None and of_x.tolist() == [[0] * 4, [0] * 4, [1] * 4]
+
+
+class KeepsAnAttribute(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.copies = [x.clone(), x.clone()]  # no hook sees these
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return 2 * gradient
+
+
+@pytest.mark.parametrize(
+    ("answer", "nbytes"),
+    [
+        (lambda x, w: x @ w, 0),  # both are arguments
+        (lambda x, w: torch.relu(x @ w), 24),  # its own output, 3 x 2
+        (lambda x, w: (x @ w).exp() * 2, 24),
+        (lambda x, w: (2 * x) @ w, 48),
+        (lambda x, w: torch.relu((2 * x).relu() @ w), 48 + 24),
+        (lambda x, w: KeepsAnAttribute.apply(x) @ w, 3 * 48),  # two copies, and the product's left side
+        (lambda x, w: (x @ w).detach(), 0),
+    ],
+)
+def test_what_autograd_keeps_is_counted(answer, nbytes):
+    inputs = [(draw(3, 4, requires_grad=True), draw(4, 2, requires_grad=True))]
+    assert trial(answer, "x", "w").run(inputs, upstream=[draw(3, 2)]).returned[0].kept == nbytes
 
 
 def test_a_tolerance_is_relative_to_the_largest_and_no_number_is_like_nan():

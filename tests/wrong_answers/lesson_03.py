@@ -355,7 +355,7 @@ def scatter(gradient):
     rank, n = here()
     whole = padded(gradient)
     mine = torch.empty(len(whole) // n)
-    dist.reduce_scatter_tensor(mine, whole)
+    dist.reduce_scatter_single(mine, whole)
     return mine
 
 
@@ -368,7 +368,7 @@ def gathered_weights(weights, momentum):
     rank, n = here()
     whole = padded(weights)
     piece = whole.chunk(n)[rank] - 0.25 * momentum
-    dist.all_gather_into_tensor(whole, piece)
+    dist.all_gather_single(whole, piece)
     return whole[: len(weights)]
 
 
@@ -446,7 +446,7 @@ def padding_returned(weights, gradient, momentum, largest):
 
 def all_momentum(momentum):
     whole = torch.empty(len(momentum) * here()[1])
-    dist.all_gather_into_tensor(whole, momentum)
+    dist.all_gather_single(whole, momentum)
     return whole
 
 

@@ -521,13 +521,13 @@ def gradient_summed_again(logits, targets, first):
 
 def gather(part):
     whole = part.new_empty(here()[1] * len(part), part.shape[1])
-    dist.all_gather_into_tensor(whole, part.contiguous())
+    dist.all_gather_single(whole, part.contiguous())
     return whole
 
 
 def scatter(whole):
     part = whole.new_empty(len(whole) // here()[1], whole.shape[1])
-    dist.reduce_scatter_tensor(part, whole.contiguous())
+    dist.reduce_scatter_single(part, whole.contiguous())
     return part
 
 
