@@ -31,7 +31,7 @@ class ExplorerOnPage:
 
     def show_last_choice(self) -> None:
         """Where there are several recordings to choose from, show the last: the first may be one that does not communicate."""
-        first = self.root.locator(".widget-label:visible").nth(1).inner_text()
+        first = self.root.locator(".widget-label:visible").nth(1).text_content()  # innerText is empty far from the window
         if self.root.locator("svg[aria-label^='Replayed step time by']").count():
             self.notebook.press(self.slider(first).locator(".noUi-handle"), "End")
             self.notebook.wait_for_idle()
