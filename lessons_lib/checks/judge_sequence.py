@@ -23,7 +23,7 @@ def _layer(x, norm, up, down):
 
 
 def judge_sequence_parallel_mlp(trial: Trial) -> str:
-    for ranks, tokens, width, hidden in ((2, 4, 4, 6), (3, 6, 5, 9), (1, 3, 4, 2), (RANKS, TOKENS, WIDTH, HIDDEN)):
+    for ranks, tokens, width, hidden in ((2, 8, 6, 16), (3, 6, 5, 12), (1, 3, 4, 2), (RANKS, TOKENS, WIDTH, HIDDEN)):
         x, norm = draw(tokens, width), draw(width, largest=9, requires_grad=True)
         up, down = draw(hidden, width, largest=3), draw(width, hidden, largest=3)
         upstream = draw(tokens, width, largest=3)

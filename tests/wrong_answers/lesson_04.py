@@ -150,7 +150,7 @@ def without_a_graph(x, weight, bias):
         return all_reduced(F.linear(x, columns(weight))) + bias
 
 
-@wrong("row_product", "cannot be multiplied (3x3 and 6x2)")
+@wrong("row_product", "cannot be multiplied (3x3 and 6x")
 def rows_of_the_weight(x, weight, bias):
     rank, n = here()
     return all_reduced(F.linear(x, weight.tensor_split(n)[rank])) + bias
