@@ -56,24 +56,27 @@ def test_the_mean_is_over_tokens_where_ranks_hold_different_numbers(counts):
 # ---- volume: 2(N-1)/N or 3(N-1)/N times the gradients, whatever N -----------------------------------------------------------
 
 
-def tiny_step(stage):
+def tiny_step(stage, microbatches=1):
     model = Transformer(shapes.TINY)
-    tokens = torch.zeros(2, 9, dtype=torch.int64)
+    tokens = torch.zeros(2 * microbatches, 9, dtype=torch.int64)
 
     def sgd(shards):
         return torch.optim.SGD(shards, lr=0.1)
 
+    def loss_of(part):
+        return next_token_loss(model(part[:, :-1]), part[:, 1:])
+
+    parts = tokens.tensor_split(microbatches)
     if stage == 0:
         buckets = data.Buckets(model, 100_000)
-    else:
-        zero = [data.Zero1(model, sgd)] if stage == 1 else []
-        zero = zero or [(data.Zero2 if stage == 2 else data.Zero3)(model, model.blocks, sgd)]
-    next_token_loss(model(tokens[:, :-1]), tokens[:, 1:]).backward()
-    if stage == 0:
+        data.accumulate_gradients(loss_of, parts, buckets)
         buckets.wait()
     else:
-        zero[0].reduce_gradients()
-        zero[0].step()
+        parts_of = () if stage == 1 else (model.blocks,)
+        zero = (data.Zero1, data.Zero2, data.Zero3)[stage - 1](model, *parts_of, sgd)
+        data.accumulate_gradients(loss_of, parts)
+        zero.reduce_gradients()
+        zero.step()
 
 
 @pytest.mark.parametrize("ranks", [2, 8, 64, 512])
@@ -88,6 +91,17 @@ def test_volume_does_not_shrink_with_the_number_of_ranks(stage, ranks):
     padding = ranks * 5 * 4 * 3  # at most ranks - 1 elements a unit, three times over
     assert expected <= found <= expected + padding + 1e-6
     assert found >= (ranks - 1) / ranks * 2 * gradients * (1 - 1e-12)
+
+
+@pytest.mark.parametrize("microbatches", [1, 2, 5])
+def test_stages_2_and_3_send_anew_for_every_microbatch(microbatches):
+    """(m + 1) and about 3m times (n-1)/n of the gradients; plain data parallel and stage 1 send 2(n-1)/n once."""
+    gradients, ranks = 4 * shapes.total_parameters(shapes.TINY), 4  # which divide all units
+    rest = gradients - 4 * shapes.TINY.layers * sum(shapes.layer_parameters(shapes.TINY).values())
+    passes = {0: 2 * gradients, 1: 2 * gradients, 2: (microbatches + 1) * gradients, 3: microbatches * (3 * gradients - rest)}
+    for stage, expected in passes.items():
+        found = sent(run(tiny_step, stage, microbatches, ranks=ranks, shapes_only=True, alike=True))
+        assert found == pytest.approx((ranks - 1) / ranks * expected, rel=1e-12)
 
 
 # ---- hiding does not depend on the number of parameters -----------------------------------------------------------------------
