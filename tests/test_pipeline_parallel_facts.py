@@ -230,6 +230,25 @@ def test_a_pipeline_does_not_shorten_one_request():
     assert times[1, 8] == pytest.approx(8 * times[1, 1]) and times[4, 8] < times[2, 8] < times[1, 8]
 
 
+def test_the_question_from_the_top():
+    own = lesson()
+    forwards, (embedding, block, head) = pieces(LLAMA, LENGTH)
+    recomputed = forwards, [embedding, forwards[1] + block, head]
+    busy, each = [], []
+    for m in (32, 64, 128, 256):
+        recording = own.made(LLAMA, LENGTH, recomputed, one_f_one_b(32, m))
+        timeline = replay(recording, own.machines(32, ETHERNET_100G))
+        busy.append(own.computing(timeline))
+        each.append(timeline.step_time / m)
+    assert busy == sorted(busy) and each == sorted(each, reverse=True)
+    assert (
+        busy[0] < 0.5 and busy[3] < 2.5 / 3
+    )  # of 80 layers on 32 stages some have 3: what is lost with any number of microbatches
+    cut = run(own.tensor_step, LLAMA, LENGTH, ranks=8, shapes_only=True, alike=True)
+    piped = step(LLAMA, LENGTH, one_f_one_b(8, 64), ETHERNET_100G).step_time / 64
+    assert replay(cut, own.machines(8, ETHERNET_100G)).step_time > 5 * piped
+
+
 def test_when_this_is_wrong():
     few = [step(LLAMA, LENGTH, one_f_one_b(p, 8), IB_NDR) for p in (4, 32)]
     assert few[0].step_time / few[1].step_time < 3 and lesson().computing(few[1]) < 0.25
