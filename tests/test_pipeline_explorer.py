@@ -1,5 +1,6 @@
 """The pipeline widget, driven from Python as the browser would drive it: it shows a replay of the schedule's own recording."""
 
+import asyncio
 import math
 import re
 import xml.etree.ElementTree as ElementTree
@@ -171,6 +172,24 @@ def test_a_move_of_the_link_sends_one_message_and_any_other_the_panels_after_the
     assert sent == [(explorer.picture, "value")]
     explorer.microbatches.value = 10
     assert sent[1:] == [(explorer.picture, "value"), (explorer.panels, "value")]
+
+
+def test_in_a_kernel_the_panels_come_after_the_picture_and_once_for_several_moves(monkeypatch):
+    explorer, drawn = explore_pipeline(SHAPE, stages=4, microbatches=8), []
+    draw = explorer._draw_panels
+    monkeypatch.setattr(explorer, "_draw_panels", lambda: drawn.append(explorer.stages.value) or draw())
+
+    async def moves():
+        before = explorer.panels.value
+        for stages in (5, 6, 8):
+            explorer.stages.value = stages
+            assert " on 8 ranks" in explorer.picture.value or stages < 8
+        assert drawn == [] and explorer.panels.value == before
+        await asyncio.sleep(3 * live.SOON)
+        assert drawn == [8]
+
+    asyncio.run(moves())
+    assert_shows(explorer)
 
 
 def test_a_slow_link_is_told_and_a_fast_one_comes_back_with_its_name():

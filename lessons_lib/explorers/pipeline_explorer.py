@@ -5,6 +5,7 @@ Moving the link costs one replay; anything else a new recording, whose events ar
 
 from __future__ import annotations
 
+import asyncio
 import math
 from dataclasses import replace as changed
 
@@ -27,6 +28,7 @@ __all__ = ["PipelineExplorer", "explore_pipeline"]
 
 WIDTH = 760  # pixels of the whole widget
 DRAWN = 700  # pixels of the timeline before it is fitted to the window
+SOON = 0.04  # seconds from the picture to the panels
 AREA = 288  # pixels of all its rows together, however many
 STAGES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32)
 MICROBATCHES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64)
@@ -81,6 +83,7 @@ class PipelineExplorer(widgets.VBox):
     def __init__(self, setting: Setting, link: Link):
         self.setting, self.link, self._given = setting, link, link
         self.error: Exception | None = None
+        self._later = None  # the panels that are still to be drawn
         self.schedule = widgets.ToggleButtons(options=list(SCHEDULES), value=setting.schedule, style={"button_width": "auto"})
         self.stages = _slider(STAGES, setting.stages)
         self.microbatches = _slider(MICROBATCHES, setting.microbatches)
@@ -118,7 +121,7 @@ class PipelineExplorer(widgets.VBox):
         names = ("schedule", "stages", "microbatches", "chunks", "ratio")
         self.setting = changed(self.setting, **{name: getattr(self, name).value for name in names})
         self._update()
-        self._draw_panels()
+        self._panels_soon()
 
     def _link_moved(self, change) -> None:
         if math.isclose(change["old"], change["new"]):  # the browser computes 10**x with another last digit, and says so
@@ -177,6 +180,17 @@ class PipelineExplorer(widgets.VBox):
     def _words(self) -> str:
         first, *rest = self._lines()
         return paragraph(first, "font-weight:600") + "".join(paragraph(line) for line in rest)
+
+    def _panels_soon(self) -> None:
+        """Draw the panels when the picture has been sent; of several moves in a row, only for the last."""
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:  # no kernel: nobody waits for the picture
+            self._draw_panels()
+            return
+        if self._later is not None:
+            self._later.cancel()
+        self._later = loop.call_later(SOON, self._draw_panels)
 
     def _draw_panels(self) -> None:
         """What does not change with the link."""
