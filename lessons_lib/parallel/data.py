@@ -164,6 +164,8 @@ def told_apart(replicated, sharded) -> tuple[list[nn.Parameter], list[nn.Paramet
     """Both as lists of parameters that train, each once; ValueError where a parameter is among both."""
     empty = (isinstance(given, (list, tuple)) and not given for given in (replicated, sharded))
     alike, parts = ([] if none else trainable(given) for none, given in zip(empty, (replicated, sharded)))
+    if not alike and not parts:
+        raise ValueError("There are no gradients to clip: give replicated=model.parameters(), or sharded=zero.shards.")
     if both := {id(p) for p in alike} & {id(p) for p in parts}:
         raise ValueError(f"{len(both)} of the parameters are among both the replicated and the sharded ones: each is one of them.")
     return alike, parts

@@ -62,8 +62,13 @@ def by_dtype(parameters) -> list[list[nn.Parameter]]:
 
 
 def one_dtype(parameters) -> list[nn.Parameter]:
-    """`trainable(parameters)`, which must all have the same dtype."""
+    """`trainable(parameters)`, which must all have the same dtype, and no hook of somebody else who moves their gradients."""
     parameters = trainable(parameters)
+    if any(p._post_accumulate_grad_hooks for p in parameters):
+        raise ValueError(
+            "A parameter has a hook already that is called when its gradient is complete, such as those of Buckets or of another "
+            "Zero2 or Zero3 of the same model: both would take the gradient. Make the model anew, or call buckets.remove() first."
+        )
     if len(dtypes := {p.dtype for p in parameters}) > 1:
         names = ", ".join(sorted(map(str, dtypes)))
         raise ValueError(f"The parameters of a unit are of {names}, but one buffer has one dtype: make a unit of each.")
@@ -99,7 +104,7 @@ def parts_of_batch(microbatches, loss_of) -> list[float]:
         raise TypeError(f"loss_of must be a function of a microbatch that returns its mean loss, not {loss_of!r}.")
     if not isinstance(microbatches, (list, tuple)) or not microbatches:
         raise ValueError(f"microbatches must be a list of one tensor or more, not {microbatches!r}: batch.tensor_split(m).")
-    counts = [len(microbatch) for microbatch in microbatches]
+    counts = [len(samples_of(microbatch)) for microbatch in microbatches]
     if 0 in counts:
         raise ValueError(f"The microbatches have {counts} samples, but each must have one or more: take fewer microbatches.")
     return [count / sum(counts) for count in counts]

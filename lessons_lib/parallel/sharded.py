@@ -122,7 +122,8 @@ class Zero2:
     """Gradients are sharded too: each module's is reduce-scattered when backward has completed it, and the whole one dropped.
 
     A step: G bytes of reduce-scatter, G bytes of all-gather, one call of each a unit. Units: each of `modules`, and the rest of the
-    model. Every backward sends: m microbatches reduce-scatter m x G bytes. All ranks must use the same parameters.
+    model. Every backward sends: m microbatches reduce-scatter m x G bytes. All ranks must use the same parameters: units of one
+    size that are reduced in another order on another rank are mixed, and nothing tells.
     """
 
     def __init__(self, model, modules, make_optimizer, group=None):
@@ -207,6 +208,12 @@ def watch(units, reduce) -> dict:
 
 
 def incomplete(units, waiting) -> list:
+    """Units that are still to be reduced. RuntimeError where no backward has run: its order, the same on all ranks, is theirs."""
+    if all(unit.shard.grad is None and len(waiting[unit]) == len(unit.parameters) for unit in units):
+        raise RuntimeError(
+            "No backward has run on this rank since the last step, so its units would be reduced in another order than on ranks "
+            "where one has. Every rank runs one: where a rank has no samples, take any sample and set zero.share = 0 before."
+        )
     return [unit for unit in units if unit.shard.grad is None or len(waiting[unit]) < len(unit.parameters)]
 
 
@@ -216,7 +223,10 @@ def optimizer_of(shards, make_optimizer):
             f"make_optimizer must be a function of the shards, such as lambda shards: torch.optim.AdamW(shards, lr=0.01), "
             f"not {make_optimizer!r}."
         )
-    return make_optimizer(shards)
+    optimizer = make_optimizer(shards)
+    if not callable(getattr(optimizer, "step", None)):
+        raise TypeError(f"make_optimizer must return an optimizer, such as torch.optim.AdamW(shards, lr=0.01), not {optimizer!r}.")
+    return optimizer
 
 
 def update_shards(units, optimizer, incomplete=()) -> None:

@@ -53,7 +53,15 @@ class Stage(nn.Module):
     def forward(self, x):
         for part in self.parts:
             x = part(x)
-        return x
+        return x if self.last else to_send(x)
+
+
+def to_send(y: torch.Tensor) -> torch.Tensor:
+    """`y` as it can be sent, and as backward can begin at it, also where all before it is frozen."""
+    y = y.contiguous()
+    if torch.is_grad_enabled() and not y.requires_grad and y.is_floating_point():
+        y = y.detach().requires_grad_()  # a leaf: its gradient arrives, and ends here
+    return y
 
 
 def cut_into_stages(model: nn.Module, stages: int, layers=None) -> list[Stage]:
@@ -125,7 +133,9 @@ def first_and_last(group=None):
     _, p = position(group)
     if p <= 2:
         return None if p == 1 else group or dist.group.WORLD
-    return dist.new_group([_global(0, group), _global(p - 1, group)])
+    # local: ranks outside `group`, which may be ends of a pipeline of their own, need not call it
+    made = dist.new_group([_global(0, group), _global(p - 1, group)], use_local_synchronization=True)
+    return dist.GroupMember.NON_GROUP_MEMBER if made is None else made
 
 
 def sum_tied_gradients(stages, ends) -> None:
@@ -147,17 +157,30 @@ def copy_tied_weight(stages, ends) -> None:
 
 def loss_everywhere(loss, group=None) -> float | torch.Tensor:
     """The last rank's loss on every rank: a broadcast of 8 bytes. `loss` is None on the others."""
-    _, p = position(group)
-    buffer = torch.zeros((), dtype=torch.float64) if loss is None else loss.detach().double()
+    rank, p = position(group)
+    if loss is not None and (not isinstance(loss, torch.Tensor) or loss.numel() != 1) or loss is None and rank == p - 1:
+        raise TypeError(
+            f"loss is {loss!r} on rank {rank} of {p}, but must be what the step returned: a tensor of one number on the last rank, "
+            "None on the others."
+        )
+    buffer = torch.zeros((), dtype=torch.float64) if loss is None else loss.detach().double().reshape(())
     dist.broadcast(buffer, group_src=p - 1, group=group)
     return buffer
 
 
 def _tied_copies(stages, ends) -> list[nn.Parameter]:
     stages = [stages] if isinstance(stages, Stage) else stages
-    if ends is None or ends is dist.GroupMember.NON_GROUP_MEMBER:  # one rank holds both: one parameter
-        return []
-    return [stage.tied for stage in stages if stage.tied is not None and stage.tied.requires_grad]
+    if not isinstance(stages, (list, tuple)) or not all(isinstance(stage, Stage) for stage in stages):
+        raise TypeError(f"stages must be this rank's Stage, or the list of its stages, not {stages!r}.")
+    tied = [stage for stage in stages if stage.tied is not None]
+    if ends is None or ends is dist.GroupMember.NON_GROUP_MEMBER:
+        if len({stage.first for stage in tied}) == 1 and tied[0].stages > 1:  # the other copy is on another rank
+            raise ValueError(
+                f"ends is {ends!r}, but this rank holds one of the two copies of the tied weight: give first_and_last(group), "
+                "which every rank of the pipeline calls once, before the first step."
+            )
+        return []  # none is here; or one rank holds both: one parameter
+    return [stage.tied for stage in tied if stage.tied.requires_grad]
 
 
 def _global(rank: int, group) -> int:

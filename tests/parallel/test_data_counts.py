@@ -256,7 +256,9 @@ def test_bad_input_on_ranks_is_refused():
     def early(way, *modules):
         def program():
             model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+            model[1].unused = nn.Parameter(torch.ones(1))  # so backward completes no more than one unit
             zero = getattr(data, way)(model, *([[model[0]]] if modules else []), lambda shards: torch.optim.SGD(shards, lr=1.0))
+            model(torch.ones(1, 2)).sum().backward()
             zero.step()
 
         return program

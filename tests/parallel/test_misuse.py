@@ -1,0 +1,170 @@
+"""Programs that use the parallel code wrongly, or unusually: a sentence where it cannot work, right numbers where it can."""
+
+import functools
+
+import pytest
+
+torch = pytest.importorskip("torch")
+import torch.distributed as dist  # noqa: E402
+from torch import nn  # noqa: E402
+
+from lessons_lib import run  # noqa: E402
+from lessons_lib.errors import RankFailed  # noqa: E402
+from lessons_lib.parallel import data, pipeline, schedules  # noqa: E402
+
+sgd = functools.partial(torch.optim.SGD, lr=0.1)
+
+
+def refused(program, *args, ranks=2) -> str:
+    with pytest.raises(RankFailed) as raised:
+        run(program, *args, ranks=ranks)
+    return str(raised.value)
+
+
+def pair(seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)).double()
+
+
+def mean_square(y, targets):
+    return (y - targets).square().mean()
+
+
+# ---- data parallel -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("first", ["Zero2", "Zero3", "Buckets"])
+def test_two_that_take_the_gradients_of_one_model(first):
+    def program():
+        model = pair()
+        data.Buckets(model) if first == "Buckets" else getattr(data, first)(model, [model[0]], sgd)
+        data.Zero2(model, [model[0]], sgd)
+
+    assert "has a hook already" in refused(program)
+
+
+def test_sharded_after_buckets_are_removed():
+    def program():
+        model = pair()
+        data.Buckets(model).remove()
+        zero = data.Zero2(model, [model[0]], sgd)
+        model(torch.ones(2, 4).double()).sum().backward()
+        zero.reduce_gradients()
+        zero.step()
+        return [p.detach() for p in model.parameters()]
+
+    model = pair()
+    model(torch.ones(2, 4).double()).sum().backward()
+    sgd(model.parameters()).step()
+    for found in run(program, ranks=2).results:
+        torch.testing.assert_close(found, [p.detach() for p in model.parameters()])
+
+
+@pytest.mark.parametrize("way", ["Zero2", "Zero3"])
+@pytest.mark.parametrize("samples", [1, 2])
+def test_a_rank_without_samples_under_zero(way, samples):
+    """Units of one size would be reduced in another order there, and mixed: refused. With any sample and share 0 it is right."""
+    batch = torch.arange(8.0).double().view(2, 4)[:samples]
+
+    def program(help_out):
+        model = pair()
+        zero = getattr(data, way)(model, list(model), sgd)
+        mine = data.split_batch(batch)
+        zero.share = len(mine) / samples
+        mine = batch[:1] if help_out and not len(mine) else mine
+        if len(mine):
+            model(mine).square().mean().backward()
+        zero.reduce_gradients()
+        zero.step()
+        if way == "Zero3":
+            zero.gather()
+        return [p.detach() for p in model.parameters()]
+
+    model = pair()
+    model(batch).square().mean().backward()
+    sgd(model.parameters()).step()
+    for found in run(program, True, ranks=3).results:
+        torch.testing.assert_close(found, [p.detach() for p in model.parameters()])
+    assert "No backward has run on this rank" in refused(program, False, ranks=3)
+
+
+def test_small_mistakes_of_data_parallel():
+    for call, words in (
+        (lambda: data.clip_gradients(1.0), "no gradients to clip"),
+        (lambda: data.accumulate_gradients(sum, [1, 2]), "must be a tensor with the samples along its first dimension, not 1"),
+        (lambda: data.accumulate_gradients(sum, [torch.tensor(1.0)]), "must be a tensor with the samples"),
+    ):
+        with pytest.raises((TypeError, ValueError), match=words):
+            call()
+
+    def program():
+        data.Zero1(pair(), lambda shards: None)
+
+    assert "make_optimizer must return an optimizer" in refused(program)
+
+
+# ---- pipeline parallel -------------------------------------------------------------------------------------------------------
+
+
+class Turned(nn.Module):
+    """A convolution along the sequence: its output is not contiguous."""
+
+    def __init__(self, seed):
+        super().__init__()
+        torch.manual_seed(seed)
+        self.convolution = nn.Conv1d(4, 4, 1).double()
+
+    def forward(self, x):
+        return self.convolution(x.transpose(1, 2)).transpose(1, 2)
+
+
+@pytest.mark.parametrize("way", ["gpipe_step", "one_f_one_b_step", "zero_bubble_h1"])
+@pytest.mark.parametrize("frozen", [(), (0,), (0, 1)])
+def test_stages_that_are_frozen_or_turn_their_output(way, frozen):
+    x = torch.rand(6, 5, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+    def program(make):
+        rank, p = dist.get_rank(), dist.get_world_size()
+        stage = pipeline.Stage([make(rank).requires_grad_(rank not in frozen)], rank, p, torch.empty_like)
+        microbatches = pipeline.split_into_microbatches(x, -x, 4)
+        if way.endswith("step"):
+            getattr(pipeline, way)(stage, microbatches, mean_square)
+        else:
+            pipeline.run_schedule(stage, schedules.zero_bubble_h1(p, 4), microbatches, mean_square)
+        return [p.grad for p in stage.parameters()]
+
+    whole = nn.Sequential(*[Turned(rank).requires_grad_(rank not in frozen) for rank in range(3)])
+    mean_square(whole(x), -x).backward()
+    for found, part in zip(run(program, Turned, ranks=3).results, whole):
+        torch.testing.assert_close(found, [p.grad for p in part.parameters()])
+
+
+def test_pipelines_side_by_side_have_ends_of_their_own():
+    def program():
+        groups = [dist.new_group([0, 1, 2]), dist.new_group([5, 3, 4])]
+        group = groups[dist.get_rank() // 3]
+        ends = pipeline.first_and_last(group)
+        if ends is dist.GroupMember.NON_GROUP_MEMBER:
+            return None
+        x = torch.tensor([1.0 + dist.get_rank()])
+        dist.all_reduce(x, group=ends)
+        return x.item()
+
+    assert run(program, ranks=6).results == [4.0, None, 4.0, 10.0, None, 10.0]
+
+
+def test_a_loss_that_is_none_and_ends_that_are_missing():
+    def no_loss():
+        pipeline.loss_everywhere(None)
+
+    def a_number():
+        pipeline.loss_everywhere(0.5)
+
+    def no_ends():
+        rank, table = dist.get_rank(), nn.Linear(4, 4)
+        stage = pipeline.Stage([table], rank, 2, torch.empty_like, table.weight)
+        pipeline.copy_tied_weight(stage, None)
+
+    assert "loss is None on rank 1 of 2" in refused(no_loss)
+    assert "loss is 0.5 on rank 0 of 2" in refused(a_number)
+    assert "ends is None, but this rank holds one of the two copies" in refused(no_ends)
