@@ -22,7 +22,7 @@ def _same(got: np.ndarray, other: np.ndarray) -> bool:
 
 
 def judge_row_product(trial: Trial) -> str:
-    for ranks, tokens, inputs, outputs in ((2, 3, 6, 5), (4, 5, 8, 4), (3, 4, 7, 6), (5, 2, 9, 5), (1, 3, 4, 2)):
+    for ranks, tokens, inputs, outputs in ((2, 3, 6, 5), (3, 4, 7, 6), (4, 5, 8, 4), (5, 2, 9, 5), (1, 3, 4, 2)):
         sizes = [len(part) for part in np.array_split(np.arange(inputs), ranks)]
         weight, bias = (draw(*shape, largest=9, requires_grad=True) for shape in ((outputs, inputs), (outputs,)))
         given = [(draw(tokens, size, largest=9, requires_grad=True), weight, bias) for size in sizes]

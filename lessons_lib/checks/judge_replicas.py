@@ -48,7 +48,7 @@ def _mistakes(case: Case, rank: int, name: str, before: list, losses):
     if best != 0 and all(same(case.state(q).values.get(name, np.empty(0)), before[0][name]) for q in range(n)):
         yield before[0][name], f"All ranks have rank 0's now; rank {best} has the lowest loss."
     yield before[rank][name], "This is what the rank had before: nothing was received into the model's own tensors."
-    yield before[worst][name], f"These are those of rank {worst}, whose loss is the highest."
+    yield before[worst][name], f"These are rank {worst}'s, whose loss is the highest."
     yield np.mean([one[name] for one in before], axis=0), "This is the mean of all models: nobody ever had that one, or its loss."
     for q, one in enumerate(before):
         yield one[name], f"These are rank {q}'s; rank {best} has the lowest loss."

@@ -11,7 +11,7 @@ from .values import difference, tensor, unlike, who
 
 MOMENTUM, RATE = 0.5, 0.25
 _CLOSE = 1e-5
-_SLACK = 64  # bytes, for the norm
+_SLACK = 16  # bytes, for the norm
 
 
 def judge_sharded_step(trial: Trial) -> str:

@@ -159,7 +159,7 @@ class Trial:
         others = sorted(set(self.right) - {ranks, 1})
         if others:
             lines.insert(0, f"With {_listed(others)} ranks it is right.")
-            if all(_power_of_two(n) for n in others) and not _power_of_two(ranks):
+            if len(others) > 1 and all(_power_of_two(n) for n in others) and not _power_of_two(ranks):
                 lines.append(f"{ranks} is not a power of two: does your code count on one?")
         return Wrong("\n".join(line for line in lines if line))
 

@@ -240,7 +240,7 @@ def skips_those_without(model, samples):
     hand_out(parameters, buffer[:-1] / buffer[-1])
 
 
-@wrong("average_in_one_call", "there is none")
+@wrong("average_in_one_call", "This rank had no gradient for it")
 def hands_nothing_to_those_without(model, samples):
     parameters = trained(model)
     buffer = summed(one_buffer(parameters, samples))

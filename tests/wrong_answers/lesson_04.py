@@ -164,7 +164,7 @@ def gathers_the_parts(x, weight, bias):
     return y + (sum(parts) - y.detach()) + bias
 
 
-@wrong("row_product", "With 2 and 4 ranks it is right")
+@wrong("row_product", "cannot be multiplied (4x2 and 3x6)")
 def in_chunks(x, weight, bias):
     rank, n = here()
     return all_reduced(F.linear(x, weight.chunk(n, dim=1)[rank])) + bias
