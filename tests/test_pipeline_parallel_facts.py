@@ -252,6 +252,8 @@ def test_the_question_from_the_top():
 def test_when_this_is_wrong():
     few = [step(LLAMA, LENGTH, one_f_one_b(p, 8), IB_NDR) for p in (4, 32)]
     assert few[0].step_time / few[1].step_time < 3 and lesson().computing(few[1]) < 0.25
+    slow = {p: step(LLAMA, LENGTH, one_f_one_b(p, 8), ETHERNET_10G).step_time for p in (4, 8, 16, 32)}
+    assert slow[4] > slow[8] > slow[16] < slow[32]  # there is a best number of ranks
     for link, better in ((IB_NDR, True), (ETHERNET_10G, False)):
         plain, chunks = (step(LLAMA, LENGTH, orders, link).step_time for orders in (one_f_one_b(16, 32), interleaved(16, 32, 5)))
         assert (chunks < plain) == better
