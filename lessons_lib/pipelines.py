@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from math import isfinite
 from numbers import Real
 from typing import NamedTuple
 
@@ -48,8 +47,8 @@ NAMES = {"F": "forward", "B": "backward", "W": "weight"}
 def work(flops, nbytes=0, name="op") -> Work:
     """One operator of so many floating-point operations and bytes."""
     for value, what in ((flops, "flops"), (nbytes, "nbytes")):
-        if isinstance(value, bool) or not isinstance(value, Real) or not isfinite(value) or value < 0:
-            raise ValueError(f"The work of an action is {what}={value!r}, but must be a finite number, 0 or more.")
+        if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= value < 2**62:
+            raise ValueError(f"The work of an action is {what}={value!r:.40}, but must be a finite number, 0 or more, below 2**62.")
     return Work(((Operator(name, int(flops), int(nbytes)), 1),))
 
 
@@ -67,7 +66,9 @@ def record_pipeline(orders, forward, backward, weight=0, message_bytes=0, tied_b
     orders = check_orders(getattr(orders, "orders", orders))
     p, (m, v, split) = len(orders), size_of(orders)
     given = {"F": forward, "B": backward, "W": weight}
-    costs = {kind: _each(given[kind], NAMES[kind], p * v) for kind in ("FBW" if split else "FB")}
+    costs = {kind: _each(given[kind], NAMES[kind], p * v) for kind in "FBW"}
+    if not split:
+        del costs["W"]
     nbytes = _each_microbatch(message_bytes, m)
     tied = whole(tied_bytes, "tied_bytes", 0, 2**62)
     frame = _frame(tuple(map(tuple, orders)))

@@ -7,6 +7,8 @@ slots of a schedule in parallel/schedules.py.
 
 from __future__ import annotations
 
+from numbers import Real
+
 from .formulas import LARGEST_GROUP, numbers
 from .hardware import whole
 
@@ -46,7 +48,7 @@ def state_bytes_per_parameter(ranks, zero=0, gradient_bytes=2):
     (gradient_bytes=4) it is 18 in all. Source: ZeRO, arXiv:1910.02054, section 5 and figure 1.
     """
     n, zero = _ranks(ranks), _zero(zero)
-    if isinstance(gradient_bytes, bool) or gradient_bytes not in (2, 4):
+    if isinstance(gradient_bytes, bool) or not isinstance(gradient_bytes, Real) or gradient_bytes not in (2, 4):
         raise ValueError(f"gradient_bytes must be 2 (bf16) or 4 (fp32), not {gradient_bytes!r}.")
     weight, gradient, optimizer = 2, gradient_bytes, 12
     return (

@@ -160,6 +160,7 @@ def batch_of_text(step: int, samples: int, length: int = 32) -> torch.Tensor:
     ):  # fmt: skip
         if isinstance(value, bool) or not isinstance(value, Integral) or not low <= value <= high:
             raise ValueError(f"{name} is {value!r}, but must be a whole number from {low:,} to {high:,}.")
+    length = int(length)
     generator = torch.Generator().manual_seed(int(step))
     starts = torch.randint(len(row) - length, (int(samples), 1), generator=generator)
     return row[starts + torch.arange(length + 1)]

@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from math import isfinite
-from numbers import Rational, Real
+from math import inf
+from numbers import Integral, Rational, Real
 from typing import NamedTuple
 
 KINDS = {"F": "forward", "B": "backward", "W": "weight gradient"}
 MOST = {"ranks": 1024, "microbatches": 65_536, "chunks": 1024}
 MOST_ACTIONS = 1_000_000
+LONGEST = 1e100  # any time: a sum of such is finite
 
 
 class ScheduleError(ValueError):
@@ -90,7 +91,7 @@ def check_orders(rows, microbatches=None, chunks=None, split=None) -> list[list[
     m, v, halves = size_of(orders)
     m = m if microbatches is None else whole(microbatches, "The number of microbatches", 1, MOST["microbatches"])
     v = v if chunks is None else whole(chunks, "The number of chunks", 1, MOST["chunks"])
-    halves = halves if split is None else split
+    halves = halves if split is None else yes_or_no(split, "split")
     if len(orders) * m * v > MOST_ACTIONS:
         raise ScheduleError(
             f"{len(orders)} ranks x {m:,} microbatches x {v} chunks are too many actions: at most {MOST_ACTIONS:,}."
@@ -151,13 +152,24 @@ def whole(value, what: str, low: int, high: int) -> int:
 
 
 def number(value, what: str, closed: bool = False):
-    """`value`, a finite number above 0, or 0 too if `closed`. ScheduleError names it and says what is allowed."""
+    """`value` as a plain number, finite and above 0, or 0 too if `closed`. ScheduleError names it and says what is allowed."""
     allowed = f"a finite number{' of 0 or more' if closed else ' above 0'}"
     if isinstance(value, bool) or not isinstance(value, Real):
         raise ScheduleError(f"{what} must be {allowed}, not {value!r} (a {type(value).__name__}).")
-    if not isfinite(value) or value < 0 or (value == 0 and not closed):
+    # numpy's small types would overflow without a word
+    plain = int(value) if isinstance(value, Integral) else value if isinstance(value, Rational) else float(value)
+    if not 0 <= plain <= LONGEST or (plain == 0 and not closed):
+        if LONGEST < plain < inf:
+            raise ScheduleError(f"{what} is far too large: it must be {allowed}, and at most {LONGEST:g}.")
         raise ScheduleError(f"{what} is {value!r}, but must be {allowed}.")
-    return value if isinstance(value, (int, float, Rational)) else float(value)
+    return plain
+
+
+def yes_or_no(value, what: str) -> bool:
+    """`value`, if it is True or False."""
+    if not isinstance(value, bool):
+        raise ScheduleError(f"{what} must be True or False, not {value!r} (a {type(value).__name__}).")
+    return value
 
 
 def shown(time) -> str:

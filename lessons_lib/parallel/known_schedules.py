@@ -6,7 +6,7 @@ Imports no torch.
 
 from __future__ import annotations
 
-from .actions import MOST, MOST_ACTIONS, Action, ScheduleError, number, size_of, whole
+from .actions import MOST, MOST_ACTIONS, Action, ScheduleError, number, size_of, whole, yes_or_no
 
 UNKNOWN = "none that I know"
 MOST_SEARCHED = 200_000
@@ -119,6 +119,7 @@ def greedy(p, m, in_flight=None, split=False, forward=1, backward=1, weight=1, h
     A microbatch is kept until its last gradient. One chunk a rank; equal stages.
     """
     p, m = _sizes(p, m)
+    split = yes_or_no(split, "split")
     if p * p * m > MOST_SEARCHED:
         raise ScheduleError(f"p = {p:,} ranks with m = {m:,} microbatches take too long here: p x p x m may be {MOST_SEARCHED:,}.")
     limit = m if in_flight is None else whole(in_flight, "in_flight (microbatches kept on a rank)", 1, MOST["microbatches"])

@@ -10,7 +10,21 @@ Times are in slots, or in any unit: whole numbers, fractions or floats. Slot 5 b
 
 from __future__ import annotations
 
-from .actions import KINDS, MOST, Action, ScheduleError, action, check_orders, needs, number, orders_from, shown, size_of, whole
+from .actions import (
+    KINDS,
+    MOST,
+    Action,
+    ScheduleError,
+    action,
+    check_orders,
+    needs,
+    number,
+    orders_from,
+    shown,
+    size_of,
+    whole,
+    yes_or_no,
+)
 from .known_schedules import gpipe, greedy, interleaved, one_f_one_b, zero_bubble_h1
 from .schedule_table import Cell, Schedule, recognise
 
@@ -235,6 +249,8 @@ def par(p, m, in_flight=None, split=False, forward=1, backward=1, weight=1, hop=
     Of the well-known schedules and of one that always takes what is ready, backward first. `split`: backward in B and W; kept is a
     microbatch until its last gradient. One chunk a rank. None: no limit.
     """
+    one_f_one_b(p, m)  # refuses sizes that cannot be
+    split = yes_or_no(split, "split")
     limit = m if in_flight is None else whole(in_flight, "in_flight (microbatches kept on a rank)", 1, MOST["microbatches"])
     times = {"forward": forward, "backward": backward, "weight": weight, "hop": hop}
     tries = [zero_bubble_h1(p, m)] if split else [one_f_one_b(p, m), gpipe(p, m)]

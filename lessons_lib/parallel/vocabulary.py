@@ -25,6 +25,11 @@ class VocabularyParallelEmbedding(nn.Module):
         super().__init__()
         if not isinstance(full, nn.Embedding):
             raise TypeError(f"A whole nn.Embedding is needed, to be cut here, not {full!r} (a {type(full).__name__}).")
+        for option in ("padding_idx", "max_norm", "scale_grad_by_freq", "sparse"):
+            if getattr(full, option) is not None and getattr(full, option) is not False:
+                raise ValueError(
+                    f"The embedding has {option}={getattr(full, option)!r}, which its parts cannot keep: leave it out."
+                )
         self.group, self.leave, self.vocabulary = group, leave, full.num_embeddings
         self.weight = parameter(full.weight, lambda w: cut(w, [self.vocabulary], group, "tokens of the vocabulary"))
 
@@ -54,7 +59,7 @@ def vocabulary_parallel_loss(logits, targets, group=None):
         raise ValueError(
             f"targets {tuple(targets.shape)} must hold one token for each of the logits {tuple(logits.shape)}, and at least one."
         )
-    return _Loss.apply(logits, targets, group)
+    return _Loss.apply(logits.contiguous(), targets, group)
 
 
 def cross_entropy(logits, index, elsewhere, group=None):

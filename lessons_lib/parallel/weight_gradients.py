@@ -7,7 +7,7 @@
 
 Every linear layer that runs inside, in whatever module, keeps its input x and, from B on, the gradient of its output until W.
 Nothing is computed twice: W is one matrix product a layer, B the other. A weight used several times, or tied, gets all its parts.
-Hooks on a weight (such as those of data parallel's buckets) are not called by W.
+Hooks on a weight (such as those of data parallel's buckets) are not called by W. Under torch.autocast B computes both halves.
 Source: arXiv:2401.10241, section 2; its released code puts weight gradients off in the same way.
 """
 
@@ -48,7 +48,8 @@ def as_rows(x):
 
 
 def _linear(jobs, input, weight, bias=None):
-    if not (torch.is_grad_enabled() and weight.requires_grad and weight.is_leaf):
+    casts = torch.is_autocast_enabled(input.device.type)  # then the product is not of the weight itself: left to autograd
+    if casts or not (torch.is_grad_enabled() and weight.requires_grad and weight.is_leaf):
         return F.linear(input, weight, bias)
     return _Linear.apply(input, weight, bias, jobs)
 

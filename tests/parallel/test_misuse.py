@@ -2,15 +2,16 @@
 
 import functools
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 from torch import nn  # noqa: E402
 
-from lessons_lib import run  # noqa: E402
+from lessons_lib import pipelines, run, splitting  # noqa: E402
 from lessons_lib.errors import RankFailed  # noqa: E402
-from lessons_lib.parallel import data, pipeline, schedules  # noqa: E402
+from lessons_lib.parallel import data, pipeline, schedules, tensor  # noqa: E402
 
 sgd = functools.partial(torch.optim.SGD, lr=0.1)
 
@@ -168,3 +169,77 @@ def test_a_loss_that_is_none_and_ends_that_are_missing():
     assert "loss is None on rank 1 of 2" in refused(no_loss)
     assert "loss is 0.5 on rank 0 of 2" in refused(a_number)
     assert "ends is None, but this rank holds one of the two copies" in refused(no_ends)
+
+
+class Cast(nn.Module):
+    """A linear layer under autocast: the product is of the weight in bfloat16."""
+
+    def __init__(self, seed):
+        super().__init__()
+        torch.manual_seed(seed)
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return self.linear(x).float()
+
+
+def test_autocast_in_stages_whose_backward_is_split():
+    x = torch.rand(6, 4, generator=torch.Generator().manual_seed(1))
+
+    def program(make):
+        rank, p = dist.get_rank(), dist.get_world_size()
+        stage = pipeline.Stage([make(rank)], rank, p, torch.empty_like)
+        microbatches = pipeline.split_into_microbatches(x, -x, 1)
+        pipeline.run_schedule(stage, schedules.zero_bubble_h1(p, 1), microbatches, mean_square)
+        return [p.grad for p in stage.parameters()]
+
+    whole = nn.Sequential(Cast(0), Cast(1))
+    mean_square(whole(x), -x).backward()
+    for found, part in zip(run(program, Cast, ranks=2).results, whole):
+        torch.testing.assert_close(found, [p.grad for p in part.parameters()], rtol=0, atol=0)
+
+
+def test_times_and_switches_of_schedules():
+    orders = schedules.gpipe(2, 2)
+    for make in (int, np.int8, np.uint8, np.int64, np.float32):  # small types would overflow: 6 x 100
+        assert schedules.timed(orders, forward=make(100), backward=make(100)).makespan == 600
+    for call, words in (
+        (lambda: schedules.timed(orders, forward=10**400), "is far too large: it must be a finite number above 0, and at most 1e"),
+        (lambda: schedules.timed(orders, forward=1e308), "is far too large: it must be a finite number above 0"),
+        (lambda: schedules.greedy(2, 2, split="no"), "split must be True or False, not 'no'"),
+        (lambda: schedules.greedy(2, 2, split=2), "split must be True or False, not 2"),
+        (lambda: schedules.par(2, 2, split=None), "split must be True or False, not None"),
+        (lambda: schedules.par(2, np.float64(2)), "The number of microbatches must be a whole number"),
+        (lambda: schedules.check_orders(orders, split=1), "split must be True or False, not 1"),
+        (lambda: pipelines.record_pipeline(orders, 1, 1, weight=-1), "flops=-1"),
+        (lambda: pipelines.work(10**400), "flops=1000"),
+        (lambda: splitting.state_bytes_per_parameter(4, gradient_bytes=np.array([2, 4])), "must be 2 .bf16. or 4"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            call()
+
+
+# ---- tensor parallel ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("option", [{"padding_idx": 0}, {"max_norm": 1.0}, {"scale_grad_by_freq": True}, {"sparse": True}])
+def test_an_embedding_that_does_more_than_look_up(option):
+    def program():
+        tensor.VocabularyParallelEmbedding(nn.Embedding(8, 4, **option))
+
+    assert f"The embedding has {next(iter(option))}=" in refused(program)
+
+
+def test_a_loss_of_logits_that_are_turned():
+    logits = torch.rand(5, 2, 8, generator=torch.Generator().manual_seed(1)).double()
+    targets = torch.arange(10).view(2, 5) % 8
+
+    def program():
+        mine = logits.chunk(2, -1)[dist.get_rank()].requires_grad_()
+        tensor.vocabulary_parallel_loss(mine.transpose(0, 1), targets).backward()
+        return mine.grad
+
+    whole = logits.clone().requires_grad_()
+    nn.functional.cross_entropy(whole.transpose(0, 1).flatten(0, 1), targets.flatten()).backward()
+    torch.testing.assert_close(torch.cat(run(program, ranks=2).results, -1), whole.grad)
