@@ -46,7 +46,8 @@ def add_once(arrived, parameter) -> None:
     if parameter in arrived:
         raise RuntimeError(
             "Backward ran a second time before buckets.wait(): what was sent lacks the second gradient. For several "
-            "microbatches run all backwards but the last under `with buckets.no_synchronisation():`."
+            "microbatches run all backwards but the last under `with buckets.no_synchronisation():`. Older Buckets of the same "
+            "model go on watching it until their remove()."
         )
     arrived.add(parameter)
 

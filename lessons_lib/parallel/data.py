@@ -69,6 +69,7 @@ def share_of_batch(samples, group=None) -> float:
     """
     if isinstance(samples, bool) or not isinstance(samples, Integral) or not 0 <= samples < 2**62:
         raise ValueError(f"samples is {samples!r}, but must be the number of samples (or tokens) of this rank, 0 or more.")
+    position(group)
     total = torch.tensor(samples)
     dist.all_reduce(total, group=group)
     if not total:
@@ -103,6 +104,7 @@ def parameters_in_use(parameters, group=None) -> list[nn.Parameter]:
 
     One process leaves a parameter without gradient alone, while AdamW decays one whose gradient is zero: average these only.
     """
+    position(group)
     parameters = trainable(parameters)
     used = torch.tensor([p.grad is not None for p in parameters], dtype=torch.uint8, device=parameters[0].device)
     dist.all_reduce(used, op=dist.ReduceOp.MAX, group=group)

@@ -210,7 +210,7 @@ def test_times_and_switches_of_schedules():
         (lambda: schedules.greedy(2, 2, split="no"), "split must be True or False, not 'no'"),
         (lambda: schedules.greedy(2, 2, split=2), "split must be True or False, not 2"),
         (lambda: schedules.par(2, 2, split=None), "split must be True or False, not None"),
-        (lambda: schedules.par(2, np.float64(2)), "The number of microbatches must be a whole number"),
+        (lambda: schedules.par(2, np.float64(2)), "The number of microbatches m must be a whole number"),
         (lambda: schedules.check_orders(orders, split=1), "split must be True or False, not 1"),
         (lambda: pipelines.record_pipeline(orders, 1, 1, weight=-1), "flops=-1"),
         (lambda: pipelines.work(10**400), "flops=1000"),
