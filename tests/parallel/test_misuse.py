@@ -44,6 +44,23 @@ def test_two_that_take_the_gradients_of_one_model(first):
     assert "has a hook already" in refused(program)
 
 
+def test_older_buckets_are_named_and_ranks_outside_the_group_refused():
+    def twice():
+        model, x = pair(), torch.ones(2, 4).double()
+        data.Buckets(model)
+        buckets = data.Buckets(model)
+        for _ in range(2):
+            model(x).sum().backward()
+            buckets.wait()
+
+    def outside(call):
+        call(dist.new_group([0]))
+
+    assert "Older Buckets of the same model go on watching it" in refused(twice)
+    for call in (lambda group: data.share_of_batch(1, group), lambda group: data.parameters_in_use(pair(), group)):
+        assert "Rank 1 is not a member of this group" in refused(outside, call)
+
+
 def test_sharded_after_buckets_are_removed():
     def program():
         model = pair()
