@@ -163,6 +163,18 @@ def _mlp(x, gate, up, down):
     return F.linear(torch.relu(F.linear(x, gate)) * F.linear(x, up), down)
 
 
+_OTHERS = {
+    "That is silu, as in Llama's gate; here relu was asked for.": lambda x, gate, up, down: F.linear(
+        F.silu(F.linear(x, gate)) * F.linear(x, up), down
+    ),
+    "That is gelu; here relu was asked for.": lambda x, gate, up, down: F.linear(F.gelu(F.linear(x, gate)) * F.linear(x, up), down),
+    "The activation is missing: relu belongs around gate x.": lambda x, gate, up, down: F.linear(
+        F.linear(x, gate) * F.linear(x, up), down
+    ),
+    "gate and up have changed places: relu belongs around gate x.": lambda x, gate, up, down: _mlp(x, up, gate, down),
+}  # what comes of another formula, over all ranks
+
+
 def judge_gated_mlp(trial: Trial) -> str:
     for ranks, tokens, width, hidden in ((2, 5, 8, 8), (3, 4, 5, 8), (4, 3, 4, 10), (1, 2, 3, 4)):
         shapes = ((tokens, width), (hidden, width), (hidden, width), (width, hidden))
@@ -240,6 +252,9 @@ def _explain_mlp(rank: int, got, arrays, alone) -> str:
         return "This is the mean over ranks: the parts of a sum are added."
     if _same(got, len(alone) * sum(alone)):
         return f"This is {len(alone)} times the right one: does every rank do all of it, before the sum?"
+    for text, other in _OTHERS.items():
+        if same(got, other(*map(torch.from_numpy, arrays)).numpy(), 1e-5):
+            return text
     factors = combination(got, alone)
     return (
         ""

@@ -21,12 +21,14 @@ def judge_drop(trial: Trial) -> str:
     if not np.array_equal(first, _masks(trial, [x] * 2, 0.5, seed, True)[0]):
         raise trial.wrong(2, "Called again with the same seed, it gives another mask: draw from a generator with this seed alone.")
     for ranks, p in ((2, 0.5), (3, 0.75), (4, 0.5)):
-        _masks(trial, [x] * ranks, p, seed, True)
-        _masks(trial, [draw(20, 20, smallest=1) for _ in range(ranks)], p, seed, False)
+        replicated = _masks(trial, [x] * ranks, p, seed, True)
+        sharded = _masks(trial, [draw(20, 20, smallest=1) for _ in range(ranks)], p, seed, False)
         trial.passed(ranks)
+    again = np.array_equal(sharded[0], replicated[0])
     return (
         f"Replicated: the same mask on all {ranks} ranks, from one seed and no message. Sharded: {ranks} masks, no two the same. "
         "Replicas that drop other places drift apart, and nothing complains."
+        + (" Yet rank 0's own mask is the replicated one of the same seed: seed + 1 + rank keeps the two apart." if again else "")
     )
 
 
@@ -132,12 +134,17 @@ def _gradients(ranks: int, sizes, copies) -> list[list]:
 def _explain_norm(rank: int, got: float, squares: np.ndarray, copies: np.ndarray) -> str:
     n = len(squares)
     once = np.where(copies > 1, squares / n, squares)
+    added = "The norms of the tensors are added: squares add up, norms do not. Take the root once, at the end."
     for value, text in (
         (np.sqrt(squares.sum()), "Everything is summed over all ranks: what several hold counts as often as they are."),
         ((squares / copies).sum(), "That is the square of the norm: the root is missing."),
         (np.sqrt(squares[rank].sum()), "That is the norm of what this rank holds: the parts of the others are missing."),
         (np.sqrt((squares[rank] / copies).sum()), "The copies are counted right, and the sum over ranks is missing."),
         (np.sqrt(squares.sum(axis=1)).sum(), "The norms of the ranks are added: squares add up, norms do not."),
+        (np.sqrt((squares / copies).sum(axis=1)).sum(), "The norms of the ranks are added: squares add up, norms do not."),
+        ((np.sqrt(squares) / copies).sum(), added),
+        (np.sqrt(squares).sum(), added),
+        (np.sqrt(squares / copies).sum(), added),
         (
             np.sqrt((squares / copies**2).sum()),
             "The gradients are divided by their copies before they are squared: divide the squares.",

@@ -58,6 +58,30 @@ def _losses(logits: np.ndarray, targets: np.ndarray) -> np.ndarray:
     return np.where(targets >= 0, np.log(np.exp(x).sum(axis=1)) - hit, 0.0)
 
 
+def _log_sums(x: np.ndarray) -> np.ndarray:
+    """Per token, the logarithm of the sum of exponentials."""
+    largest = x.max(axis=1)
+    return np.log(np.exp(x - largest[:, None]).sum(axis=1)) + largest
+
+
+_OWN_LARGEST = (
+    "Every rank subtracted its own largest logit: exponentials of different ranks can only be added after the same number was "
+    "subtracted."
+)
+
+
+def _own_largest(case: Case, x: np.ndarray, targets: np.ndarray, rank: int) -> list[np.ndarray]:
+    """Losses if every rank subtracts its own largest logit from its own: from all, or not from the target's."""
+    cuts = np.cumsum([case.array(q).shape[1] for q in range(case.ranks)])
+    parts = np.split(x, cuts[:-1], axis=1)
+    added = np.log(sum(np.exp(part - part.max(1, keepdims=True)).sum(1) for part in parts))
+    word = np.maximum(targets, 0)
+    hit = np.take_along_axis(x, word[:, None], axis=1)[:, 0]
+    largest = np.stack([part.max(1) for part in parts])
+    holder = np.searchsorted(cuts, word, side="right")
+    return [added - (hit - largest[holder, np.arange(len(word))]), added + largest[rank] - hit]
+
+
 def _explain(case: Case, rank: int, got: np.ndarray, logits: np.ndarray) -> str:
     targets, first = case.array(rank, 1), case.inputs[rank][2]
     if not np.isfinite(got).all():
@@ -70,13 +94,18 @@ def _explain(case: Case, rank: int, got: np.ndarray, logits: np.ndarray) -> str:
     inside = (targets >= first) & (targets < first + own.shape[1])
     alone = _losses(own, np.where(inside, targets - first, -1))
     x = logits.astype(float)
-    zeroed = np.where(counted, np.log(np.exp(x - x.max(1, keepdims=True)).sum(1)) + x.max(1), 0.0)
+    zeroed = np.where(counted, _log_sums(x), 0.0)
     there = np.where(inside, np.take_along_axis(x, np.maximum(targets, 0)[:, None], axis=1)[:, 0], 0.0)
     as_zero = np.where(counted, losses, _losses(logits, np.zeros_like(targets)))
+    # a token that does not count, taken in: no rank has its target, so nothing is taken off its sum's logarithm
+    taken_in = [np.where(counted, losses, _log_sums(x) - largest) for largest in (x.max(1), x.max(), 0.0)]
+    ignored = f"Tokens whose target is {IGNORED} are in the mean: they have no loss that counts."
     tries = (
         (losses.sum() / len(losses), f"The sum is divided by all {len(losses)} tokens: those with target {IGNORED} do not count."),
         (losses.sum(), "This is the sum over tokens: the mean was asked for."),
         (as_zero.mean(), f"A target of {IGNORED} was taken for a word: it says that the token does not count."),
+        *((total / n, ignored) for one in taken_in for total in [one.sum()] for n in (len(one), counted.sum())),
+        *((one[counted].mean(), _OWN_LARGEST) for one in _own_largest(case, x, targets, rank)),
         (
             (zeroed - there)[counted].mean(),
             "The logit of the target is there on the rank that holds it alone: the others need it, too.",

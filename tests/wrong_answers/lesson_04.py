@@ -202,9 +202,14 @@ def never_summed(gradients, copies):
     return sum(squares(gradients, copies)).sqrt()
 
 
-@wrong("norm_of_copies", "norms do not")
+@wrong("norm_of_copies", "The norms of the ranks are added")
 def sum_of_norms(gradients, copies):
     return summed(sum(squares(gradients, [1] * len(copies))).sqrt())
+
+
+@wrong("norm_of_copies", "The norms of the tensors are added")
+def sum_of_norms_of_tensors(gradients, copies):
+    return summed(sum(gradient.norm() / k for gradient, k in zip(gradients, copies)))
 
 
 @wrong("norm_of_copies", "divide the squares")
@@ -375,6 +380,32 @@ def sums_x_too(x, gate, up, down):
     return all_reduced(gated(Enter.apply(x), *cut(gate, up, down)))
 
 
+def with_another_gate(x, weights, activation):
+    gate, up, down = cut(*weights)
+    x = Enter.apply(x)
+    return all_reduced(F.linear(activation(F.linear(x, gate)) * F.linear(x, up), down))
+
+
+@wrong("gated_mlp", "That is silu, as in Llama's gate; here relu was asked for.")
+def with_silu(x, gate, up, down):
+    return with_another_gate(x, (gate, up, down), F.silu)
+
+
+@wrong("gated_mlp", "That is gelu; here relu was asked for.")
+def with_gelu(x, gate, up, down):
+    return with_another_gate(x, (gate, up, down), F.gelu)
+
+
+@wrong("gated_mlp", "The activation is missing")
+def without_activation(x, gate, up, down):
+    return with_another_gate(x, (gate, up, down), lambda y: y)
+
+
+@wrong("gated_mlp", "gate and up have changed places")
+def gate_and_up_swapped(x, gate, up, down):
+    return with_another_gate(x, (up, gate, down), torch.relu)
+
+
 @wrong("gated_mlp", "raised RuntimeError")
 def down_by_rows_too(x, gate, up, down):
     rank, n = here()
@@ -468,6 +499,16 @@ def target_not_summed(logits, targets, first):
 @wrong("split_cross_entropy", "was taken for a word")
 def ignored_is_word_0(logits, targets, first):
     return entropy(logits, targets.clamp(min=0), first).mean()
+
+
+@wrong("split_cross_entropy", "Tokens whose target is -100 are in the mean")
+def all_tokens_in_the_mean(logits, targets, first):
+    return entropy(logits, targets, first).mean()
+
+
+@wrong("split_cross_entropy", "Every rank subtracted its own largest logit")
+def own_largest(logits, targets, first):
+    return averaged(entropy(logits, targets, first, largest=logits.detach().amax(1)), targets)
 
 
 @wrong("split_cross_entropy", "was the sum of exponentials cut off from the graph?")
