@@ -95,10 +95,14 @@ def _fill(tensor: torch.Tensor, rng, largest: int) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class State:
-    """What a tensor or a module holds: values and gradients by name (a tensor's is ""); a gradient is None where there is none."""
+    """What a tensor or a module holds: values and gradients by name (a tensor's is ""); a gradient is None where there is none.
+
+    `notes` is what a module of nets.py wrote down about its calls.
+    """
 
     values: dict[str, np.ndarray] = field(default_factory=dict)
     gradients: dict[str, np.ndarray | None] = field(default_factory=dict)
+    notes: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -142,11 +146,15 @@ def call(answer: Callable, inputs: Sequence[tuple | None], upstream: Sequence[Dr
     return Returned(_detached(value), changed, states, problem, kept)
 
 
-def call_shapes(answer: Callable, make: Callable, arguments: Sequence) -> None:
-    """Call the answer with what make(*arguments) gives, a tuple, in a run with shapes_only: nothing is returned or compared."""
+def call_shapes(answer: Callable, make: Callable, arguments: Sequence, steps: int = 1) -> None:
+    """Call the answer `steps` times with what make(*arguments) gives, under shapes_only: nothing is returned or compared."""
     given = make(*arguments)
-    with record_function("forward"):
-        _call(answer, given)
+    for _ in range(steps):
+        with record_function("forward"):
+            _call(answer, given)
+        for one in given:
+            if isinstance(one, nn.Module):
+                one.zero_grad()
 
 
 def call_each(answer: Callable, inputs: Sequence[tuple]) -> list[Any]:
@@ -226,6 +234,7 @@ def state_of(model: nn.Module) -> State:
     return State(
         {name: _array(tensor) for name, tensor in tensors.items()},
         {name: _array(p.grad) for name, p in model.named_parameters()},
+        tuple(getattr(model, "notes", ())),
     )
 
 

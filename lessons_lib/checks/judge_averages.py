@@ -64,7 +64,7 @@ def judge_average_by_count(trial: Trial) -> str:
 
         expect(case, [mean] * ranks, explain, tolerance=_CLOSE)
         most = 2 * (mean.nbytes + 16) if ranks > 1 else 0  # a reduce and a broadcast are welcome, too
-        expect_bytes(case, most, lambda rank, case=case: _why_so_many(case, rank))
+        expect_bytes(case, most, lambda rank, case=case, g=mean.nbytes: _why_so_many(case, rank, g))
         trial.passed(ranks)
         if ranks == 4:
             wrong = sum(first for first, _ in _KNOWN) / 4
@@ -78,9 +78,16 @@ def judge_average_by_count(trial: Trial) -> str:
     return line
 
 
-def _why_so_many(case: Case, rank: int) -> str:
-    if any(op == "all_gather" for op, _ in calls(case.recording, rank)):
+def _why_so_many(case: Case, rank: int, nbytes: int) -> str:
+    made = calls(case.recording, rank)
+    gathered = [size for op, size in made if op == "all_gather"]
+    if any(size >= case.ranks * nbytes for size in gathered):
         return "Gathered, everybody has everybody's gradient, and only the sum was needed."
+    if len(gathered) > 1 and sum(size for op, size in made if op == "all_reduce") < 2 * nbytes:
+        return (
+            "The gradient went round once. The counts travelled as objects, each with its pickle, after a call that tells its "
+            "size: a tensor is sent as it is."
+        )
     return "The gradient needs to go round once."
 
 
@@ -169,6 +176,7 @@ def judge_average_over_microbatches(trial: Trial) -> str:
             ),
             tolerance=_CLOSE,
         )
+        _expect_one_at_a_time(case)
         nbytes = sum(array.nbytes for array in whole.values())
         most = max(map(len, sizes))
         expect_bytes(
@@ -181,6 +189,23 @@ def judge_average_over_microbatches(trial: Trial) -> str:
         f"{micro} microbatches on 3 ranks, {nbytes} bytes of gradients: each rank sent {sent:.0f} bytes, as it would for a single "
         "microbatch. Accumulation is free on the link."
     )
+
+
+def _expect_one_at_a_time(case: Case) -> None:
+    """Every microbatch's backward ran before the next one's forward; else Wrong says how many were in memory."""
+    for rank in case.active:
+        notes = case.state(rank).notes
+        there, most = set(), 0
+        for kind, number in notes:
+            there = there | {number} if kind == "F" else there - {number}
+            # what never goes backward (a loss that is only looked at) is gone by then
+            most = max(most, sum(("B", one) in notes for one in there))
+        if most > 1:
+            raise case.wrong(
+                f"The gradients are right, the way is not: rank {rank} had {most} microbatches in memory at the same time.",
+                "A forward keeps what its backward needs, and microbatches are there so that only one is kept: run backward after "
+                "each forward.",
+            )
 
 
 def _microbatch_mistakes(rank: int, parts: list, sizes) -> list[tuple[np.ndarray, str]]:

@@ -8,6 +8,7 @@ from ..formulas import ring_all_reduce
 from ..hardware import H100, NVLINK4, Cluster
 from ..recording import COLLECTIVE, WAIT, Recording
 from ..replay import replay
+from .exercise import Wrong
 from .gradients import expect_gradients, one_process
 from .inside import Net
 from .nets import Stack, stack_and_batch
@@ -27,12 +28,24 @@ def judge_overlapped_backward(trial: Trial) -> str:
         case = trial.run([(net, draw(samples, width, largest=5)) for _ in range(ranks)])
         own = [one_process(net, case.array(rank, 1))[1] for rank in range(ranks)]
         mean = {name: np.mean([one[name] for one in own], axis=0, dtype=float) for name in own[0]}
-        expect_gradients(case, 0, [mean] * ranks, own=own, tolerance=_CLOSE)
+        expect_gradients(
+            case,
+            0,
+            [mean] * ranks,
+            lambda rank, name, mean=mean, n=ranks: [
+                (n * mean[name], "This is the sum over ranks: the mean was asked for."),
+                (mean[name] / n, f"It is divided by {n} twice."),
+            ],
+            own=own,
+            tolerance=_CLOSE,
+        )
         nbytes = sum(4 * array.size for array in mean.values())
         expect_bytes(case, 2 * (ranks - 1) / ranks * (nbytes + _SLACK))
         trial.passed(ranks)
     recording = trial.at_real_size(stack_and_batch, (WIDTH, DEPTH, SAMPLES), RANKS)
-    return _par(trial, recording)
+    line = _par(trial, recording)
+    _expect_nothing_left(trial, recording)
+    return line
 
 
 def _par(trial: Trial, recording: Recording) -> str:
@@ -55,6 +68,24 @@ def _par(trial: Trial, recording: Recording) -> str:
         f"{1e6 * PAR_STEP:,.0f} us.",
         _why_slow(recording, made, computing),
     )
+
+
+def _expect_nothing_left(trial: Trial, first: Recording) -> None:
+    """A second step with the same model sends what the first one sent: hooks that stay on a model go on working."""
+    advice = "Hooks stay on a model until they are removed: hook = p.register_...(f), and hook.remove() when the step is done."
+    try:
+        both = trial.at_real_size(stack_and_batch, (WIDTH, DEPTH, SAMPLES), RANKS, steps=2)
+    except Wrong as problem:
+        why = str(problem).split(f"With {RANKS} ranks:\n")[-1]
+        raise trial.wrong(RANKS, "The first step is right, a second step with the same model fails.", advice, why) from None
+    once, twice = (sum(nbytes for _, nbytes in calls(recording, 0)) for recording in (first, both))
+    if twice > 2 * once:
+        raise trial.wrong(
+            RANKS,
+            f"The first step is right. A second step with the same model sends {twice - once:,} bytes of gradients, the first sent "
+            f"{once:,}.",
+            advice,
+        )
 
 
 def replay_alone(made) -> float:

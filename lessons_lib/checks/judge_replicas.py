@@ -26,7 +26,7 @@ def judge_adopt_best(trial: Trial) -> str:
             lambda rank, name, case=case, before=before, losses=losses: _mistakes(case, rank, name, before, losses),
         )
         nbytes = sum(array.nbytes for array in before[0].values())
-        expect_bytes(case, nbytes + _SLACK, lambda rank, case=case: _why_so_many(case, rank))
+        expect_bytes(case, nbytes + _SLACK, lambda rank, case=case, g=nbytes: _why_so_many(case, rank, g))
         trial.passed(ranks)
         if ranks == 5:
             line = (
@@ -54,10 +54,15 @@ def _mistakes(case: Case, rank: int, name: str, before: list, losses):
         yield one[name], f"These are rank {q}'s; rank {best} has the lowest loss."
 
 
-def _why_so_many(case: Case, rank: int) -> str:
-    made = {op for op, _ in calls(case.recording, rank)}
-    if "all_gather" in made:
+def _why_so_many(case: Case, rank: int, nbytes: int) -> str:
+    made = calls(case.recording, rank)
+    if sum(size for op, size in made if op == "all_gather") >= case.ranks * nbytes:
         return "Gathered, everybody has every model, and one was wanted. Gather the losses alone."
-    if "all_reduce" in made:
+    if sum(size for op, size in made if op == "all_reduce") >= nbytes:
         return "An all-reduce sends twice what a broadcast does."
+    if any(op == "broadcast" and size > nbytes for op, size in made):
+        return (
+            "More than the model's numbers went in one broadcast: an object is sent with its pickle, which holds names and types, "
+            "too. Send the tensors."
+        )
     return "The best model needs to go round once."

@@ -61,7 +61,7 @@ def judge_sequence_parallel_mlp(trial: Trial) -> str:
 def _par(case: Case, nbytes: int) -> str:
     kept = max(case.returned[rank].kept for rank in case.active)
     facts = (
-        f"{TOKENS} tokens of {WIDTH} on {RANKS} ranks: backward needs {kept:,} bytes that forward keeps on each (measured), "
+        f"{TOKENS} tokens of {WIDTH} on {RANKS} ranks: backward needs {kept:,} bytes that forward keeps on each (counted), "
         f"{kept / nbytes:.2f} times x; par is {PAR_KEPT:,}"
     )
     if kept > PAR_KEPT:

@@ -41,10 +41,11 @@ def judge_split_cross_entropy(trial: Trial) -> str:
         expect_bytes(case, share * (3 * 4 * tokens + _SLACK), lambda rank, case=case: _why_so_many(case, rank))
         trial.passed(ranks)
         if ranks == 5:
+            sent = bytes_sent(case.recording, 0)
+            a_token = sent / (share * 4 * tokens)
             gathered = (ranks - 1) / ranks * 4 * tokens * vocabulary
             line = (
-                f"{tokens} tokens and {vocabulary} words on 5 ranks: each sent {bytes_sent(case.recording, 0):.0f} bytes, three "
-                f"numbers a "
+                f"{tokens} tokens and {vocabulary} words on 5 ranks: each sent {sent:.0f} bytes to combine {a_token:.2g} numbers a "
                 f"token, whatever the vocabulary; gathering the logits sends {gathered:.0f}. Logits of 10,000 did not overflow."
             )
     return line

@@ -29,9 +29,8 @@ EXERCISES = (
         "adopt_best", ("model", "loss"), NOTEBOOK, "easy", 10, "replicas that are alike in everything", judge_adopt_best,
         (
             "Two questions: who has the lowest loss, and what belongs to a model besides what trains?",
-            "Gather the losses, a number each: every rank then finds the same winner. model.parameters() has the frozen ones, "
-            "but not "
-            "the running statistics of a norm: look at model.buffers().",
+            "Gather the losses, a number each: every rank then finds the same winner. print(list(model.state_dict())) shows what "
+            "the model holds: what of it is not among model.parameters()?",
             "best = the position of the smallest of the gathered losses; then for every tensor of model.parameters() and "
             "model.buffers(), dist.broadcast(tensor.detach(), best), which fills it in place.",
         ),

@@ -14,7 +14,7 @@ EXERCISES = (
     Exercise(
         "drop", ("x", "p", "seed", "alike"), NOTEBOOK, "warm-up", 5, "random numbers that are the same, or are not", judge_drop,
         (
-            "Who seeds a generator alike draws alike. What may differ between ranks, when they should draw different numbers?",
+            "Two generators with the same seed draw the same numbers. What may differ between ranks, when they should draw others?",
             "generator = torch.Generator().manual_seed(...) is a stream of its own; torch.rand(x.shape, generator=generator) draws "
             "from it. Numbers below p are dropped.",
             "Seed with `seed` if alike, else with a number made of the seed and the rank. Keep x where torch.rand is at least "

@@ -30,14 +30,20 @@ class Kept(nn.Module):
 
 
 class MeanSquare(nn.Module):
-    """samples (n, 4) -> the mean loss over these samples."""
+    """samples (n, 4) -> the mean loss over these samples. `notes`: ("F", i) for forward number i, ("B", i) for its backward."""
 
     def __init__(self):
         super().__init__()
         self.line = nn.Linear(4, 3)
+        self.notes = []
 
     def forward(self, samples):
-        return self.line(samples).square().sum(-1).mean()
+        loss = self.line(samples).square().sum(-1).mean()
+        number = sum(kind == "F" for kind, _ in self.notes)
+        self.notes.append(("F", number))
+        if loss.requires_grad:
+            loss.register_hook(lambda gradient: self.notes.append(("B", number)))
+        return loss
 
 
 class Stack(nn.Module):

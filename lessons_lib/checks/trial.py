@@ -142,12 +142,13 @@ class Trial:
         """What an answer that does not communicate returns for each set of arguments."""
         return self._recorded(1, inside.call_each, list(inputs)).results[0]
 
-    def at_real_size(self, make: Callable, arguments: Sequence, ranks: int) -> Recording:
+    def at_real_size(self, make: Callable, arguments: Sequence, ranks: int, steps: int = 1) -> Recording:
         """A recording of the answer on make(*arguments), a tuple, with shapes and no data: for what a cluster would make of it.
 
-        `make` is a function of a module. The answer must do the same on every rank.
+        `make` is a function of a module. The answer must do the same on every rank. With `steps` it is called so often, always
+        with the same arguments, and gradients are put away in between.
         """
-        return self._recorded(ranks, inside.call_shapes, make, list(arguments), shapes_only=True, alike=True)
+        return self._recorded(ranks, inside.call_shapes, make, list(arguments), steps, shapes_only=True, alike=True)
 
     def passed(self, ranks: int) -> None:
         """Note that the answer is right with so many ranks."""

@@ -56,8 +56,8 @@ def tensor(case: Case, rank: int, value: Any, expected: np.ndarray, what: str = 
     if value is None:
         raise case.wrong(
             f"{whose}None, and should return {kind}.",
-            "Is the `return` missing? Operations that work in place, such as dist.recv and dist.all_reduce, return no tensor: "
-            "return the tensor that they filled.",
+            "Is the `return` missing? Or does it return what an operation in place gives? dist.recv and dist.all_reduce return no "
+            "tensor: return the one that they filled.",
         )
     if not isinstance(value, torch.Tensor):
         extra = " dist.recv returns the rank that sent; the numbers are in the buffer." if type(value) is int else ""

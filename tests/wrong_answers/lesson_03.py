@@ -75,6 +75,13 @@ def gathered(gradient, samples):
     return total[:-1] / total[-1]
 
 
+@wrong("average_by_count", "The counts travelled as objects")
+def counts_as_objects(gradient, samples):
+    counts = [None] * here()[1]
+    dist.all_gather_object(counts, samples)
+    return summed(gradient * samples / sum(counts))
+
+
 @wrong("average_by_count", "the sum over ranks is missing")
 def weighted_alone(gradient, samples):
     return gradient * samples / count(samples)
@@ -153,6 +160,15 @@ def gathers_models(model, loss):
         all_of_them = [torch.empty_like(tensor) for _ in range(here()[1])]
         dist.all_gather(all_of_them, tensor)
         tensor.copy_(all_of_them[best])
+
+
+@wrong("adopt_best", "an object is sent with its pickle")
+def as_an_object(model, loss):
+    losses = [None] * here()[1]
+    dist.all_gather_object(losses, loss)
+    box = [model.state_dict()]
+    dist.broadcast_object_list(box, losses.index(min(losses)))
+    model.load_state_dict(box[0])
 
 
 @wrong("adopt_best", "sends twice what a broadcast does")
@@ -318,6 +334,12 @@ def hooks_on_each(model, microbatches, samples):
 def never_sent(model, microbatches, samples):
     for microbatch in microbatches:
         scaled(model, microbatch, samples).backward()
+
+
+@wrong("average_over_microbatches", "rank 0 had 2 microbatches in memory at the same time")
+def one_backward_for_all(model, microbatches, samples):
+    sum(scaled(model, microbatch, samples) for microbatch in microbatches).backward()
+    all_reduced(model)
 
 
 @wrong("average_over_microbatches", "so ranks are summed")
@@ -547,6 +569,17 @@ def one_for_all(model, samples):
     as_they_arrive(model, samples, 1e9)
 
 
+def one_for_all_as_views(model, samples):
+    """The same, and every gradient is a part of the buffer instead of a copy of it. Compared in test_exercises.py."""
+    model(samples).backward()
+    parameters = list(model.parameters())
+    buffer = torch.cat([p.grad.reshape(-1) for p in parameters])
+    dist.all_reduce(buffer)
+    buffer /= here()[1]
+    for p, piece in zip(parameters, buffer.split([p.numel() for p in parameters])):
+        p.grad = piece.view_as(p)
+
+
 @wrong("overlapped_backward", "how large should the last one be?")
 def two_halves(model, samples):
     as_they_arrive(model, samples, 12 * 1024 * 1025)
@@ -572,7 +605,29 @@ def in_the_order_of_the_list(model, samples):
     collect(flying)
 
 
-@wrong("overlapped_backward", "This is exactly 2 times the right one")
+@wrong("overlapped_backward", "a second step with the same model fails")
+def hooks_left_behind(model, samples):
+    as_they_arrive(model, samples, 3_000_000)
+
+
+@wrong("overlapped_backward", "A second step with the same model sends 100,761,600 bytes of gradients, the first sent 50,380,800")
+def hooks_added_each_time(model, samples):
+    model.waiting, flying = [], []
+
+    def arrived(p):
+        model.waiting.append(p)
+        if sum(q.numel() for q in model.waiting) >= 3_000_000:
+            model.flying.append(start(list(model.waiting)))
+            model.waiting.clear()
+
+    model.flying = flying
+    for p in model.parameters():
+        p.register_post_accumulate_grad_hook(arrived)
+    model(samples).backward()
+    collect([*flying, start(model.waiting)] if model.waiting else flying)
+
+
+@wrong("overlapped_backward", "This is the sum over ranks: the mean was asked for")
 def summed_not_averaged(model, samples):
     as_they_arrive(model, samples, 3_000_000, divide=False)
 
