@@ -152,7 +152,7 @@ def limit(max_norm) -> float:
     """`max_norm`, which must be a positive number."""
     if isinstance(max_norm, bool) or not isinstance(max_norm, Real) or math.isnan(max_norm) or max_norm <= 0:
         raise ValueError(f"max_norm is {max_norm!r}, but must be a positive number, such as 1.0.")
-    return float(max_norm)
+    return float(max_norm) if max_norm < 1e300 else math.inf
 
 
 def scale_gradients(parameters, scale) -> None:

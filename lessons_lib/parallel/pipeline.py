@@ -15,6 +15,7 @@ Ranks are counted within `group`, by default all.
 from __future__ import annotations
 
 from collections import deque
+from functools import wraps
 
 import torch
 import torch.distributed as dist
@@ -22,10 +23,11 @@ from torch.profiler import record_function
 
 from .in_flight import ActivationMeter
 from .messages import position
-from .pipeline_runner import run_schedule
+from .pipeline_runner import check_stages, run_schedule
 from .stages import (
     Microbatch,
     Stage,
+    check_microbatches,
     copy_tied_weight,
     cut_into_stages,
     first_and_last,
@@ -104,3 +106,19 @@ def wait_for(sent) -> None:
     for handle in sent:
         if handle is not None:
             handle.wait()
+
+
+def _checked(step):
+    """`step`, but what it cannot run on is refused before anything moves. Outside of it, so that a lesson shows the step alone."""
+
+    @wraps(step)
+    def checked(stage, microbatches, mean_loss, group=None):
+        if not isinstance(stage, Stage):
+            raise TypeError(f"stage must be this rank's one Stage, cut_into_stages(model, p)[rank], not {stage!r}.")
+        check_stages(stage, *position(group), mean_loss)
+        return step(stage, check_microbatches(microbatches), mean_loss, group)
+
+    return checked
+
+
+gpipe_step, one_f_one_b_step = _checked(gpipe_step), _checked(one_f_one_b_step)

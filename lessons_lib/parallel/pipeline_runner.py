@@ -34,7 +34,7 @@ def run_schedule(stages, orders, microbatches, mean_loss: Callable, group=None):
     """
     rank, p = position(group)
     microbatches = check_microbatches(microbatches)
-    stages = _checked(stages, rank, p, mean_loss)
+    stages = check_stages(stages, rank, p, mean_loss)
     orders = _orders_for(orders, p, len(microbatches), len(stages), group)
     tasks = _Tasks(stages, steps_of(orders)[rank], microbatches, mean_loss, group, size_of(orders)[2])
     for kind, n in calls_of(orders)[rank]:
@@ -132,7 +132,7 @@ class _Tasks:
 # ---- checks ------------------------------------------------------------------------------------------------------------------
 
 
-def _checked(stages, rank: int, p: int, mean_loss) -> list[Stage]:
+def check_stages(stages, rank: int, p: int, mean_loss) -> list[Stage]:
     stages = [stages] if isinstance(stages, Stage) else stages
     if not isinstance(stages, (list, tuple)) or not stages or not all(isinstance(stage, Stage) for stage in stages):
         raise TypeError(

@@ -5,7 +5,6 @@ A module's `sharded` names its parameters that are cut; all others are replicas.
 
 from __future__ import annotations
 
-import math
 from contextlib import contextmanager
 from numbers import Integral, Real
 
@@ -116,7 +115,7 @@ def gradient_norm(model, group=None):
 
 def clip_gradients(model: nn.Module, largest: float, group=None) -> torch.Tensor:
     """Scale all gradients so that their norm is at most `largest`; returns the norm before."""
-    if isinstance(largest, bool) or not isinstance(largest, Real) or not 0 < largest < math.inf:
+    if isinstance(largest, bool) or not isinstance(largest, Real) or not 0 < largest < 1e300:
         raise ValueError(f"largest must be a number above 0 and finite, such as 1.0, not {largest!r}.")
     norm = gradient_norm(model, group)
     scale = (largest / (norm + 1e-6)).clamp(max=1.0)

@@ -36,6 +36,8 @@ class Stage(nn.Module):
                 f"Stage {index} receives from stage {index - 1}, so it needs make_buffer, a function that turns a microbatch's "
                 f"inputs into an empty tensor of the shape that arrives, not {make_buffer!r}."
             )
+        if tied is not None and not isinstance(tied, nn.Parameter):
+            raise TypeError(f"tied must be the weight that is also on another stage, an nn.Parameter, or None, not {tied!r}.")
         self.make_buffer, self._tied = make_buffer, [tied]  # in a list: it is a parameter of one of the parts already
 
     @property

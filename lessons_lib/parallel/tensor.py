@@ -151,6 +151,8 @@ def edges(sequence_parallel):
 
 def dropout_between(p, sequence_parallel, random):
     """Dropout between the matrices: there x is a replica, or under sequence parallel another part on every rank."""
+    if not p and random is not None and not isinstance(random, RandomStates):
+        raise TypeError(f"random must be RandomStates(seed, group), or None where nothing drops out, not {random!r}.")
     if p and not isinstance(random, RandomStates):
         raise ValueError(
             f"The module drops out {p:.0%}, so random must be RandomStates(seed, group), not {random!r}: replicas must share masks."

@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 from torch import nn  # noqa: E402
 
-from lessons_lib import pipelines, run, splitting  # noqa: E402
+from lessons_lib import models, pipelines, run, shapes, splitting  # noqa: E402
 from lessons_lib.errors import RankFailed  # noqa: E402
 from lessons_lib.parallel import data, pipeline, schedules, tensor  # noqa: E402
 
@@ -157,6 +157,32 @@ def test_stages_that_are_frozen_or_turn_their_output(way, frozen):
         torch.testing.assert_close(found, [p.grad for p in part.parameters()])
 
 
+@pytest.mark.parametrize("step", [pipeline.gpipe_step, pipeline.one_f_one_b_step])
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        ({"stage": None}, "stage must be this rank's one Stage"),
+        ({"stage": "list"}, "stage must be this rank's one Stage"),
+        ({"stage": "swapped"}, "so they must be stages [0] of 2, not [1] of 2"),
+        ({"microbatches": []}, "microbatches must be a list from split_into_microbatches"),
+        ({"microbatches": 3}, "microbatches must be a list from split_into_microbatches"),
+        ({"mean_loss": None}, "mean_loss must be a function"),
+        ({"tied": True}, "tied must be the weight that is also on another stage"),
+    ],
+)
+def test_steps_by_hand_refuse_what_they_cannot_run_on(step, change, words):
+    def program():
+        rank, x = dist.get_rank(), torch.ones(4, 4).double()
+        index = 1 - rank if change.get("stage") == "swapped" else rank
+        stage = pipeline.Stage([pair()], index, 2, torch.empty_like, change.get("tied"))
+        given = {"stage": stage, "microbatches": pipeline.split_into_microbatches(x, x, 2), "mean_loss": mean_square}
+        given |= {key: [stage] if value == "list" else value for key, value in change.items() if value != "swapped"}
+        given.pop("tied", None)
+        step(**given)
+
+    assert words in refused(program)
+
+
 def test_pipelines_side_by_side_have_ends_of_their_own():
     def program():
         groups = [dist.new_group([0, 1, 2]), dist.new_group([5, 3, 4])]
@@ -260,3 +286,10 @@ def test_a_loss_of_logits_that_are_turned():
     whole = logits.clone().requires_grad_()
     nn.functional.cross_entropy(whole.transpose(0, 1).flatten(0, 1), targets.flatten()).backward()
     torch.testing.assert_close(torch.cat(run(program, ranks=2).results, -1), whole.grad)
+
+
+def test_what_a_random_state_is():
+    def program():
+        tensor.ParallelMLP(models.MLP(shapes.TINY), random=3)
+
+    assert "random must be RandomStates(seed, group), or None where nothing drops out, not 3" in refused(program, ranks=1)
