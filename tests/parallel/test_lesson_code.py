@@ -48,7 +48,8 @@ LESSONS = [
         "summed Enter.forward Enter.backward f Leave.forward Leave.backward g cut ColumnParallelLinear.__init__ "
         "ColumnParallelLinear.forward RowParallelLinear.__init__ RowParallelLinear.forward ParallelMLP.__init__ "
         "ParallelMLP.forward ParallelAttention.__init__ ParallelAttention.forward ParallelBlock.__init__ ParallelBlock.forward "
-        "local cross_entropy gradient_norm Gather.forward Gather.backward gather_sequence sum_replicated_gradients saved_memory",
+        "local cross_entropy gradient_norm Gather.forward Gather.backward gather_sequence Scatter.forward Scatter.backward "
+        "scatter_sequence sum_replicated_gradients saved_memory",
     ),
     Lesson(
         "05_pipeline_parallel",
