@@ -85,6 +85,11 @@ def _own_largest(case: Case, x: np.ndarray, targets: np.ndarray, rank: int) -> l
 
 def _explain(case: Case, rank: int, got: np.ndarray, logits: np.ndarray) -> str:
     targets, first = case.array(rank, 1), case.inputs[rank][2]
+    if np.isneginf(got).all():
+        return (
+            "All exponentials of some token are 0, and the logarithm of 0 is -inf: was one number subtracted from all tokens? Each "
+            "token has a largest logit of its own."
+        )
     if not np.isfinite(got).all():
         return (
             "exp() of a large logit overflows: subtract the largest of all ranks from all logits first, which changes no "
