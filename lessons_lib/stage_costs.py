@@ -95,7 +95,7 @@ def work_of_stages(shape: Shape, stages: int, sequence: int, microbatch: int = 1
     counts = layers_per_stage(shape, stages, layers)
     weights, flops = layer_weights(shape), layer_flops(shape, s)
     h, rows = shape.hidden, b * s
-    outputs = {"qkv": shape.qkv, "out": h, "gate": shape.feed_forward, "up": shape.feed_forward, "down": h}
+    outputs = _outputs(shape)
     products = [
         Operator(part, rows * flops[part], BYTES * (size + rows * (size // outputs[part] + outputs[part])))
         for part, size in weights.items()
@@ -141,7 +141,8 @@ def memory_of_ranks(
 
     A layer keeps sbh(34 + 5as/h) bytes for each microbatch in flight, 34 sbh with selective recomputation or fused attention, 2 sbh
     with full [arXiv:2205.05198, table 2]; shapes that are no GPT: as built in models.py with fused attention. The last stage keeps
-    4 sbh + 4 sbV more for its norm and its logits in 32 bits [section 4.3]. Where backward is split, all is kept until W.
+    4 sbh + 4 sbV more for its norm and its logits in 32 bits [section 4.3]. Where backward is split, B leaves for W the input and
+    the output's gradient of every product with a weight, in 16 bits: 32 sbh for a layer of a GPT, under recomputation too.
     Left out: buffers of messages, the workspace of the libraries, and what recomputation holds for one layer.
     """
     b, s = _checked(shape, microbatch, sequence)
@@ -153,13 +154,14 @@ def memory_of_ranks(
     one = _layer_activations(shape, b, s, recompute)
     edge = 4 * b * s * (shape.hidden + shape.vocabulary)
     keeps = [count * one + edge * (stage == p * v - 1) for stage, count in enumerate(counts)]
+    waits = _waiting_for_w(shape, b, s, counts) if split else [0] * (p * v)
     numbers = parameters_of_stages(shape, p * v, layers)
     found = []
     for rank, order in enumerate(orders):
         now = most = 0
         for action in order:
-            change = keeps[action.chunk * p + rank]
-            now += change if action.kind == "F" else -change if action.kind == ("W" if split else "B") else 0
+            stage = action.chunk * p + rank
+            now += {"F": keeps[stage], "B": waits[stage] - keeps[stage], "W": -waits[stage]}[action.kind]
             most = max(most, now)
         mine = sum(numbers[rank::p])
         if p == 1 and shape.tied and v > 1:
@@ -187,6 +189,21 @@ def _layer_activations(shape: Shape, b: int, s: int, recompute: str) -> int:
     if gpt:
         return int(sum(published(shape, b, s, recompute=recompute).values()))
     return sum(kept(shape, b, s, fused=recompute == "selective", bytes_each=2).values())
+
+
+def _waiting_for_w(shape: Shape, b: int, s: int, counts: list[int]) -> list[int]:
+    """Bytes that each stage keeps of a microbatch between B and W: x and the gradient of y for every y = x A."""
+    outputs = _outputs(shape)
+    each = sum(size // outputs[part] + outputs[part] for part, size in layer_weights(shape).items())
+    last = len(counts) - 1
+    logits = shape.hidden + shape.vocabulary
+    return [BYTES * b * s * (count * each + logits * (stage == last)) for stage, count in enumerate(counts)]
+
+
+def _outputs(shape: Shape) -> dict[str, int]:
+    """Outputs of each matrix of a layer."""
+    h, wide = shape.hidden, shape.feed_forward
+    return {"qkv": shape.qkv, "out": h, "gate": wide, "up": wide, "down": h}
 
 
 def _checked(shape, microbatch, sequence) -> tuple[int, int]:

@@ -76,9 +76,15 @@ def test_seconds_are_those_of_replay():
     assert [s.duration for s in spans] == pytest.approx([seconds(one, A100) for one in forward], rel=1e-9)
 
 
-def test_backward_takes_the_ratio_of_forward_and_its_halves_half_of_it():
-    for schedule, parts in (("1F1B", {"B": 2.5}), ("ZB-H1", {"B": 1.25, "W": 1.25})):
-        forward, backward, weight = setting(schedule, ratio=2.5, device=Device(1e15, 1e12, 1e30)).works()
+def test_backward_takes_the_ratio_of_forward_and_the_weights_half_at_most_one():
+    cases = [
+        ("1F1B", 2.5, {"B": 2.5}),
+        ("ZB-H1", 1.5, {"B": 0.75, "W": 0.75}),
+        ("ZB-H1", 2, {"B": 1, "W": 1}),
+        ("ZB-H1", 3, {"B": 2, "W": 1}),
+    ]
+    for schedule, ratio, parts in cases:  # 3: with full recomputation, which comes before B
+        forward, backward, weight = setting(schedule, ratio=ratio, device=Device(1e15, 1e12, 1e30)).works()
         for kind, works in (("B", backward), ("W", weight)):
             if kind in parts:
                 for f, one in zip(forward, works):

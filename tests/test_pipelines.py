@@ -245,8 +245,20 @@ def test_memory_in_flight_is_that_of_the_papers():
         assert [rank.activations for rank in gpipe_too] == [32 * (12 * one + edge * (r == 7)) for r in range(8)]
     plain, chunked = (memory_of_ranks(GPT, orders, s)[0].activations for orders in (one_f_one_b(8, 32), interleaved(8, 32, 4)))
     assert Fraction(chunked, plain) == 1 + Fraction(7, 8 * 4)
-    split = [rank.activations for rank in memory_of_ranks(GPT, zero_bubble_h1(8, 32), s)]
-    assert split[:-1] == [plain] * 7  # W waits: every rank keeps as much as the first does under 1F1B
+
+
+@pytest.mark.parametrize("recompute, one", [("selective", 34), ("full", 2)])
+def test_what_waits_for_w_is_each_products_input_and_the_gradient_of_its_output(recompute, one):
+    """A layer of a GPT: inputs of h, h, h, 4h and outputs of 3h, h, 4h, h, of 2 bytes: 32 sbh. Counted action by action."""
+    s, h, orders = 2048, GPT.hidden, zero_bubble_h1(8, 32)
+    for rank, found in enumerate(memory_of_ranks(GPT, orders, s, recompute=recompute)[:-1]):
+        order, most = [one_action.kind for one_action in orders[rank]], 0
+        for done in range(1, len(order) + 1):
+            f, b, w = (order[:done].count(kind) for kind in "FBW")
+            most = max(most, (f - b) * one + (b - w) * (14 + 18))
+        assert found.activations == 12 * most * s * h
+    last = memory_of_ranks(GPT, zero_bubble_h1(8, 8), s, recompute=recompute)[-1].activations
+    assert last > memory_of_ranks(GPT, one_f_one_b(8, 8), s, recompute=recompute)[-1].activations
 
 
 def test_states_by_recipe():

@@ -49,11 +49,13 @@ class Setting:
         return self.stages * (self.chunks if (name or self.schedule) == INTERLEAVED else 1)
 
     def works(self, name: str | None = None) -> tuple[list, list, list]:
-        """(forward, backward, weight) of each stage. Where backward is split, both halves take as long."""
+        """(forward, backward, weight) of each stage. Where backward is split, W is one forward, as its products are, or half of a
+        shorter backward; B has the rest, so what is recomputed, too."""
         name = name or self.schedule
         forward, _, _ = work_of_stages(self.shape, self.pieces(name), self.sequence, self.sequences)
-        part = self.ratio / 2 if name == SPLIT else self.ratio
-        return forward, [one.scaled(part) for one in forward], [one.scaled(part) for one in forward]
+        weight = min(1.0, self.ratio / 2)
+        backward = self.ratio - weight if name == SPLIT else self.ratio
+        return forward, [one.scaled(backward) for one in forward], [one.scaled(weight) for one in forward]
 
     @cached_property
     def message_bytes(self) -> int:
