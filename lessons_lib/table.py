@@ -25,7 +25,8 @@ class Table(list):
 
     def _repr_html_(self) -> str:
         head = "".join(f"<th>{escape(c)}</th>" for c in self.columns)
-        body = "".join("<tr>" + "".join(f"<td>{escape(_cell(v))}</td>" for v in row) + "</tr>" for row in self)
+        cell = '<td style="white-space:nowrap">'  # "24.8 ms" stays on one line; the Lab scrolls what is too wide
+        body = "".join("<tr>" + "".join(f"{cell}{escape(_cell(v))}</td>" for v in row) + "</tr>" for row in self)
         return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
