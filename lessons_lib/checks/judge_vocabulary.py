@@ -46,7 +46,7 @@ def judge_split_cross_entropy(trial: Trial) -> str:
             gathered = (ranks - 1) / ranks * 4 * tokens * vocabulary
             line = (
                 f"{tokens} tokens and {vocabulary} words on 5 ranks: each sent {sent:.0f} bytes to combine {a_token:.2g} numbers a "
-                f"token, whatever the vocabulary; gathering the logits sends {gathered:.0f}. Logits of 10,000 did not overflow."
+                f"token, whatever the vocabulary; gathering the logits sends {gathered:,.0f}. Logits of 10,000 did not overflow."
             )
     return line
 
