@@ -182,6 +182,8 @@ def _tied_copies(stages, ends) -> list[nn.Parameter]:
                 "which every rank of the pipeline calls once, before the first step."
             )
         return []  # none is here; or one rank holds both: one parameter
+    if not isinstance(ends, dist.ProcessGroup):
+        raise TypeError(f"ends must be what first_and_last(group) returned, not {ends!r} (a {type(ends).__name__}).")
     return [stage.tied for stage in tied if stage.tied.requires_grad]
 
 

@@ -209,6 +209,10 @@ def test_a_loss_that_is_none_and_ends_that_are_missing():
         stage = pipeline.Stage([table], rank, 2, torch.empty_like, table.weight)
         pipeline.copy_tied_weight(stage, None)
 
+    def no_group():
+        pipeline.copy_tied_weight([], 0)
+
+    assert "ends must be what first_and_last(group) returned, not 0" in refused(no_group)
     assert "loss is None on rank 1 of 2" in refused(no_loss)
     assert "loss is 0.5 on rank 0 of 2" in refused(a_number)
     assert "ends is None, but this rank holds one of the two copies" in refused(no_ends)
