@@ -142,8 +142,70 @@ def test_two_machines_over_100_gbit_are_slower_than_one_with_half_the_gpus(shape
 
 
 @MODELS
-def test_for_throughput_alone_it_loses_even_on_nvlink(shape):
+def test_for_the_throughput_of_prompts_it_loses_even_on_nvlink(shape):
     assert step(regime(shape, "prefill", 8), NVLINK4) > step(regime(shape, "prefill", 1), NVLINK4) / 8
+
+
+def test_for_the_throughput_of_tokens_it_wins_until_there_are_many_requests():
+    """Eight copies read every weight eight times, one cut model once: Llama-3 8B over NVLink, up to 64 requests, not at 512."""
+    for requests, wins in ((8, True), (64, True), (512, False)):
+        together = step(regime(EIGHT_B, "decode", 8, requests), NVLINK4)
+        assert (together < step(regime(EIGHT_B, "decode", 1, requests // 8), NVLINK4)) is wins
+    assert step(regime(EIGHT_B, "decode", 8, 64), PCIE4) > step(regime(EIGHT_B, "decode", 1, 8), PCIE4)
+
+
+def test_sequence_parallel_saves_time_too():
+    """It sends the same and computes the norms of an eighth of the tokens: close to an eighth of what one GPU computes."""
+    plain, sequence = (record(EIGHT_B, 8192, 8, backward=False, sequence_parallel=option) for option in (False, True))
+    timelines = [replay(r, one_machine(8, NVLINK4)).breakdown()[0] for r in (plain, sequence)]
+    alone = step(regime(EIGHT_B, "prefill", 1), NVLINK4)
+    assert timelines[0][2] == pytest.approx(timelines[1][2])
+    assert timelines[0][1] > 1.9 * alone / 8 and timelines[1][1] < 1.1 * alone / 8
+
+
+def fastest_token(shape, link, floor):
+    """The number of GPUs that write a token fastest, where each of the two all-reduces takes at least `floor` seconds."""
+    found = {}
+    for ranks in (1, 2, 4, 8):
+        _, compute, communication, _ = replay(regime(shape, "decode", ranks), one_machine(ranks, link)).breakdown()[0]
+        found[ranks] = compute + (2 * max(communication / 2, floor) if ranks > 1 else 0)
+    return min(found, key=found.get)
+
+
+@pytest.mark.parametrize("link", [NVLINK4, PCIE4], ids=lambda link: link.name)
+def test_a_measured_floor_of_small_all_reduces_decides_for_the_8b_and_not_for_the_70b(link):
+    floors = (0, 9e-6, 20e-6, 60e-6)
+    assert [fastest_token(EIGHT_B, link, floor) for floor in floors] == [4, 4, 8 if link is NVLINK4 else 4, 1]
+    assert [fastest_token(SEVENTY_B, link, floor) for floor in floors] == [8] * 4
+
+
+def test_for_a_token_two_machines_of_8_beat_one_of_16():
+    """Latencies of a hierarchical all-reduce, 2 x 7 inside and 2 across, against the 30 of a ring."""
+    for shape in (EIGHT_B, SEVENTY_B, GPT3):
+        sixteen = regime(shape, "decode", 16)
+        assert replay(sixteen, Cluster(H100, 2, 8, NVLINK4, IB_NDR)).step_time < step(sixteen, NVLINK4)
+
+
+def test_all_curves_meet_in_one_point_whatever_the_ranks():
+    """A rank is spared (t-1)/t of the computing C and sends 4 x 2 x (t-1)/t of the buffer S: they meet at 8 S / C, without t.
+
+    Exactly so under sequence parallel, but for latency; norms that every rank repeats move the point up, to the same for all t.
+    """
+    alone = step(record(EIGHT_B, 8192, 1), NVLINK4)
+    predicted = 8 * 2 * 8192 * EIGHT_B.hidden / alone
+
+    def crossing(ranks, sequence_parallel):
+        recording = record(EIGHT_B, 8192, ranks, sequence_parallel=sequence_parallel)
+        low, high = 10e9, 100e9
+        for _ in range(30):
+            middle = (low + high) / 2
+            time = sweep(recording, one_machine(ranks, NVLINK4), link="intra_node", bandwidths=[middle])[0]
+            low, high = (low, middle) if time < alone else (middle, high)
+        return low
+
+    for ranks in (2, 4, 8):
+        assert crossing(ranks, True) == pytest.approx(predicted, rel=0.02)
+        assert crossing(ranks, False) == pytest.approx(25.4e9, rel=0.01) and crossing(ranks, False) > predicted
 
 
 def test_there_is_a_bandwidth_below_which_eight_lose_to_four():
@@ -190,9 +252,8 @@ def test_25_to_50_percent_holds_in_some_regimes_only():
 
 
 def test_measured_bandwidths_make_it_worse():
-    """138-172 of 300 GB/s at 25-70 MB inside 8 x A100, 12.5 of PCIe 4's 31.5: the share grows, on PCIe to nine tenths."""
-    prompt = regime(EIGHT_B, "prefill", 8)
-    reached = [dataclasses.replace(NVLINK4, name="", bandwidth=NVLINK4.bandwidth * g / 300) for g in (300, 172, 138)]
-    shares = [share(prompt, link) for link in reached]
-    assert shares == sorted(shares) and shares[-1] > 1.5 * shares[0]
-    assert share(prompt, dataclasses.replace(PCIE4, name="", bandwidth=12.5e9)) > 0.9
+    """300 GB/s of 450 on 8 x H100 at 33.6 MB, 23 of PCIe 4's 31.5 on 4 x A100, 12.5 on 8: the share grows, to nine tenths."""
+    for ranks, link, reached in ((8, NVLINK4, 300e9), (4, PCIE4, 23.3e9), (8, PCIE4, 12.5e9)):
+        prompt = regime(EIGHT_B, "prefill", ranks)
+        assert share(prompt, dataclasses.replace(link, name="", bandwidth=reached)) > share(prompt, link)
+    assert share(regime(EIGHT_B, "prefill", 8), dataclasses.replace(PCIE4, name="", bandwidth=12.5e9)) > 0.9
