@@ -23,7 +23,7 @@ from torch.profiler import record_function
 
 from .in_flight import ActivationMeter
 from .messages import position
-from .pipeline_runner import check_stages, run_schedule
+from .pipeline_runner import check_stages, of_one_number, run_schedule
 from .stages import (
     Microbatch,
     Stage,
@@ -116,7 +116,7 @@ def _checked(step):
         if not isinstance(stage, Stage):
             raise TypeError(f"stage must be this rank's one Stage, cut_into_stages(model, p)[rank], not {stage!r}.")
         check_stages(stage, *position(group), mean_loss)
-        return step(stage, check_microbatches(microbatches), mean_loss, group)
+        return step(stage, check_microbatches(microbatches), of_one_number(mean_loss), group)
 
     return checked
 

@@ -36,7 +36,7 @@ def run_schedule(stages, orders, microbatches, mean_loss: Callable, group=None):
     microbatches = check_microbatches(microbatches)
     stages = check_stages(stages, rank, p, mean_loss)
     orders = _orders_for(orders, p, len(microbatches), len(stages), group)
-    tasks = _Tasks(stages, steps_of(orders)[rank], microbatches, mean_loss, group, size_of(orders)[2])
+    tasks = _Tasks(stages, steps_of(orders)[rank], microbatches, of_one_number(mean_loss), group, size_of(orders)[2])
     for kind, n in calls_of(orders)[rank]:
         getattr(tasks, kind)(n)
     return tasks.loss
@@ -148,6 +148,19 @@ def check_stages(stages, rank: int, p: int, mean_loss) -> list[Stage]:
     if not callable(mean_loss):
         raise TypeError(f"mean_loss must be a function of (y, targets) that returns a mean, not {mean_loss!r}.")
     return list(stages)
+
+
+def of_one_number(mean_loss: Callable) -> Callable:
+    """`mean_loss`, but what it returns must be a tensor of one number."""
+
+    def checked(y, targets):
+        loss = mean_loss(y, targets)
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+            shown = f"a tensor of {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else repr(loss)
+            raise TypeError(f"mean_loss(y, targets) returned {shown}, but must return a tensor of one number: the mean.")
+        return loss
+
+    return checked
 
 
 def _orders_for(orders, p: int, m: int, v: int, group) -> list[list[Action]]:

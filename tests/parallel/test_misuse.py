@@ -157,16 +157,22 @@ def test_stages_that_are_frozen_or_turn_their_output(way, frozen):
         torch.testing.assert_close(found, [p.grad for p in part.parameters()])
 
 
-@pytest.mark.parametrize("step", [pipeline.gpipe_step, pipeline.one_f_one_b_step])
+def by_orders(stage, microbatches, mean_loss):
+    pipeline.run_schedule(stage, schedules.gpipe(2, 2), microbatches, mean_loss)
+
+
+@pytest.mark.parametrize("step", [pipeline.gpipe_step, pipeline.one_f_one_b_step, by_orders])
 @pytest.mark.parametrize(
     "change, words",
     [
-        ({"stage": None}, "stage must be this rank's one Stage"),
-        ({"stage": "list"}, "stage must be this rank's one Stage"),
+        ({"stage": None}, "must be this rank's"),
+        ({"stage": 3}, "must be this rank's"),
         ({"stage": "swapped"}, "so they must be stages [0] of 2, not [1] of 2"),
         ({"microbatches": []}, "microbatches must be a list from split_into_microbatches"),
         ({"microbatches": 3}, "microbatches must be a list from split_into_microbatches"),
         ({"mean_loss": None}, "mean_loss must be a function"),
+        ({"mean_loss": lambda y, targets: y - targets}, "returned a tensor of (2, 4), but must return a tensor of one number"),
+        ({"mean_loss": lambda y, targets: None}, "returned None, but must return a tensor of one number"),
         ({"tied": True}, "tied must be the weight that is also on another stage"),
     ],
 )
@@ -176,7 +182,7 @@ def test_steps_by_hand_refuse_what_they_cannot_run_on(step, change, words):
         index = 1 - rank if change.get("stage") == "swapped" else rank
         stage = pipeline.Stage([pair()], index, 2, torch.empty_like, change.get("tied"))
         given = {"stage": stage, "microbatches": pipeline.split_into_microbatches(x, x, 2), "mean_loss": mean_square}
-        given |= {key: [stage] if value == "list" else value for key, value in change.items() if value != "swapped"}
+        given |= {key: value for key, value in change.items() if value != "swapped"}
         given.pop("tied", None)
         step(**given)
 
