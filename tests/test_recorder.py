@@ -383,3 +383,18 @@ def test_a_distributed_checkpoint_is_written_and_read(tmp_path):
         return all(torch.equal(state["layer"][name], value) for name, value in layer.state_dict().items())
 
     assert run(program, ranks=2).results == [True, True]
+
+
+def test_a_wait_is_labelled_by_the_part_of_the_program_that_waits():
+    def program():
+        with torch.profiler.record_function("start"):
+            handle = dist.all_reduce(torch.ones(4), async_op=True)
+        with torch.profiler.record_function("finish"):
+            handle.wait()
+        with torch.profiler.record_function("both"):
+            dist.all_reduce(torch.ones(4), async_op=True).wait()
+
+    recording = run(program, ranks=2)
+    for events in recording.events:
+        labels = [recording.labels[event["label"]] for event in events if event["kind"] in (COLLECTIVE, WAIT)]
+        assert labels == ["start", "finish", "both"]  # the last one is a blocking call: a single event

@@ -247,7 +247,9 @@ class Recorder:
         if handle.from_any:
             source = handle.group.ranks[handle.source_rank()]
             self._change(index, peer=source)
-        if index == len(self.log.events) - 1:  # nothing happened in between: a blocking call
+        label = self.log.index("labels", self._label())
+        same_part = index == len(self.log.events) - 1 and self.log.events[index][COLUMNS.index("label")] == label
+        if same_part:  # nothing happened in between: a blocking call
             self._change(index, blocking=True, end=now)
         else:
             self.log.wait(index, label=self._label(), line=calling_line()[0], start=handle.began, end=now)
