@@ -31,10 +31,11 @@ def cut_into_buckets(parameters, bucket_bytes):
     """Lists of parameters, from the last to the first, as backward comes to them, each of at most `bucket_bytes` or of one."""
     buckets, bucket_bytes = [], whole_bytes(bucket_bytes)
     for same in by_dtype(reversed(trainable(parameters))):
-        size = bucket_bytes  # full: the first parameter opens a bucket
+        buckets.append([])
+        size = 0
         for p in same:
             nbytes = p.numel() * p.element_size()
-            if size + nbytes > bucket_bytes or not buckets:
+            if buckets[-1] and size + nbytes > bucket_bytes:
                 buckets.append([])
                 size = 0
             buckets[-1].append(p)
