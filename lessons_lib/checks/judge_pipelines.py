@@ -7,6 +7,7 @@ import random
 import numpy as np
 import torch
 
+from .exercise import Wrong
 from .gradients import expect_gradients
 from .inside import Draw, Net
 from .judge_schedules import one_f_one_b_of
@@ -29,7 +30,7 @@ def judge_run_order(trial: Trial) -> str:
         orders = [_order(name, rank, p, m) for rank in range(p)]
         nets = [Net(Logged, fresh(), (_WIDTH,), largest=2) for _ in range(p)]
         inputs, targets = ([draw(n, _WIDTH, largest=3) for n in sizes] for _ in range(2))
-        case = trial.run([(orders[rank], nets[rank], inputs, targets) for rank in range(p)], may_change=(0, 1))
+        case = _run(trial, [(orders[rank], nets[rank], inputs, targets) for rank in range(p)])
         _expect_step(case, nets, inputs, targets)
         _expect_order(case, orders, name)
         boundary = [4 * n * _WIDTH for n in sizes]
@@ -54,6 +55,31 @@ def _order(name: str, rank: int, p: int, m: int) -> list[str]:
     return [f"F{i}" for i in range(m)] + [f"B{i}" for i in backwards]
 
 
+_TELLS = (  # what torch says, in every version, and what that means here
+    (
+        ("Expected parameter `tensor`", "NoneType"),
+        "None was to be sent or received. If it is the gradient of x: what arrives is a new tensor, which autograd does not "
+        "follow, so x.grad stays None. Let x require a gradient before the stage runs on it.",
+    ),
+    (
+        ("grad can be implicitly created only for scalar outputs",),
+        "Only the last rank has a loss. Everywhere else backward needs the gradient of what this rank sent: the next rank sends it "
+        "back.",
+    ),
+)
+
+
+def _run(trial: Trial, inputs: list) -> Case:
+    """As trial.run, where an error of torch that beginners meet gets a sentence."""
+    try:
+        return trial.run(inputs, may_change=(0, 1))
+    except Wrong as error:
+        for words, why in _TELLS:
+            if all(word in str(error) for word in words):
+                raise Wrong(f"{error}\n{why}") from None
+        raise
+
+
 def _judge_known(trial: Trial) -> None:
     """One rank, two microbatches of one sample, whose losses have the gradients 1 and 2. Their mean is 1.5, their sum 3."""
     net = Net(Logged, fresh(), (1,))
@@ -62,7 +88,7 @@ def _judge_known(trial: Trial) -> None:
     ys = [int(weight * x + bias) for x in xs]
     inputs = [draw(1, 1, start=(x,)) for x in xs]
     targets = [draw(1, 1, start=(y - slope,)) for y, slope in zip(ys, _SLOPES)]
-    case = trial.run([(["F0", "B0", "F1", "B1"], net, inputs, targets)], may_change=(0, 1))
+    case = _run(trial, [(["F0", "B0", "F1", "B1"], net, inputs, targets)])
     _expect_step(case, [net], inputs, targets)
     _expect_order(case, [["F0", "B0", "F1", "B1"]], "one after the other")
     trial.passed(1)

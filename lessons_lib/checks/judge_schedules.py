@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 
-from ..parallel.schedules import Action, ScheduleError, check_orders, check_schedule, par, recognise, timed
+from ..parallel.schedules import Action, ScheduleError, check_orders, check_schedule, needs, par, recognise, timed
 from .exercise import Wrong
 from .rows import read_order, read_table, reason
 from .trial import Trial, shown
@@ -24,9 +24,10 @@ def judge_three_by_four(trial: Trial) -> str:
         raise Wrong(f"This schedule cannot run. {reason(error)}") from None
     enough = par(_RANKS, _MICROBATCHES).makespan
     if schedule.makespan > enough:
+        # somebody does wait for nothing: every schedule of this size in which nobody does takes twelve slots
         raise Wrong(
-            f"Your table can run, in {schedule.makespan} slots; par is {enough}. {_waits(schedule)}\n"
-            "A rank that has sent a microbatch on is free for the next one."
+            f"Your table can run, but in {schedule.makespan} slots; {enough} are enough.\n"
+            f"{waits_for_nothing(schedule, _MICROBATCHES)}"
         )
     name, peaks = recognise(schedule), " ".join(map(str, schedule.peak_in_flight))
     other = {
@@ -40,14 +41,23 @@ def judge_three_by_four(trial: Trial) -> str:
     )
 
 
-def _waits(schedule) -> str:
-    """The first slot in which a rank that has worked before does nothing, while another one works."""
-    busy = {(cell.rank, slot) for cell in schedule.cells for slot in range(int(cell.time), math.ceil(cell.end))}
+def waits_for_nothing(schedule, in_flight: int) -> str:
+    """The first slot in which a rank waits although something could run that it runs later; "" if there is none."""
+    ends = {(cell.rank, cell.action): cell.end for cell in schedule.cells}
+    last, p = "W" if schedule.split else "B", schedule.ranks
     for slot in range(int(schedule.makespan)):
-        idle = [rank for rank in range(schedule.ranks) if (rank, slot) not in busy]
-        begun = [rank for rank in idle if any((rank, earlier) in busy for earlier in range(slot))]
-        if begun:
-            return f"In slot {slot}, rank {begun[0]} does nothing: could it run something already?"
+        for rank in range(p):
+            row = [cell for cell in schedule.cells if cell.rank == rank]
+            if any(cell.time <= slot < cell.end for cell in row):
+                continue
+            kept = sum(cell.kind == "F" and cell.time < slot for cell in row)
+            kept -= sum(cell.kind == last and cell.end <= slot for cell in row)
+            for kind in ("B", "F", "W") if schedule.split else ("B", "F"):
+                later = sorted(cell.action for cell in row if cell.kind == kind and cell.time > slot)
+                ready = [one for one in later if all(ends[need] <= slot for need in needs(one, rank, p, 1))]
+                if ready and not (kind == "F" and kept >= in_flight):
+                    limit = ", within the limit" if in_flight < schedule.microbatches else ""
+                    return f"In slot {slot}, rank {rank} waits, although it could run {ready[0]} then{limit}."
     return ""
 
 

@@ -26,8 +26,10 @@ EXERCISES = (
         judge_microbatches_needed,
         (
             "There are two numbers for a bubble: over the ideal time, and over the whole step. Which one is asked for?",
-            "Both are in the lesson under 'Count the bubble'. Solve (p-1)/(m+p-1) <= most_idle for m, and think of p = 1.",
-            "m must be at least (p-1)(1 - most_idle)/most_idle: rounded up, and never below 1. math.ceil rounds up.",
+            "Both are in the lesson under 'Count the bubble': p-1 slots of work are lost. Write down the share of the whole step, "
+            "say that it is at most most_idle, and ask what that demands of m. What should come out for p = 1?",
+            "(p-1)/(m+p-1) <= most_idle means that m is at least (p-1)(1 - most_idle)/most_idle: rounded up, and never below 1. "
+            "math.ceil rounds up.",
         ),
     ),
     Exercise(
@@ -35,10 +37,10 @@ EXERCISES = (
         (
             "How many forwards can a rank run before its first gradient comes back? The last rank runs one, and the one before "
             "it?",
-            "The lesson names three phases under '1F1B'. Warm-up: p - 1 - rank forwards, if there are so many. Then a forward "
-            "and a backward in turns, until no forward is left. Then the backwards that are left.",
-            "With w = min(p - 1 - rank, m): F0 to F(w-1); then for i from 0 to m-w-1 the pair F(w+i), B(i); then B(m-w) to "
-            "B(m-1).",
+            "The lesson names three phases under '1F1B'. Write them down for ranks 0 and 3 of 4: how long is each, and which of it "
+            "depends on the rank, which on m? What if there are fewer microbatches than a warm-up would take?",
+            "Warm-up: w = p - 1 - rank forwards, or m if there are fewer. Then a forward and a backward in turns, until no forward "
+            "is left: which microbatch has its backward when F(w + i) has just run? Then the w backwards that are left.",
         ),
     ),
     Exercise(
@@ -66,7 +68,7 @@ EXERCISES = (
         "run_order", ("order", "stage", "inputs", "targets"), NOTEBOOK, "hard", 30, "a pipeline on real ranks", judge_run_order,
         (
             "Go through `order` with a dictionary: what F made for microbatch i is kept until B of i needs it.",
-            "The lesson's forward_step and backward_step have all parts. F: take inputs[i], or receive x and let it require a "
+            "The lesson's forward_step and backward_step have all parts. F: take inputs[i], or receive_like it and let x require a "
             "gradient; send what comes out, detached, with isend. B: receive the gradient of what you sent, call backward with "
             "it, send x.grad.",
             "On the last rank what is kept is the loss, mean_loss(y, targets[i]) * len(inputs[i]) / (samples of all inputs), and "
@@ -83,9 +85,9 @@ EXERCISES = (
             "Note for every rank when its F, B and W of each microbatch end. Ready is F if the rank before has it, B if the rank "
             "after has it, W if the own B has it. A microbatch is kept until B, or until W where backward is split. Which comes "
             "first if several are ready?",
-            "B first, then F, then W reaches par where little is kept. Where backward is split and in_flight is p or more, let F "
-            "come first, but only while fewer than p - rank microbatches are between their F and their B, as in 1F1B; then B, "
-            "then W.",
+            "B first, then F, then W is par at most sizes; where backward is split and in_flight is less than m, it can be a few "
+            "slots behind. Let F come first, but only while fewer than p - rank microbatches are between their F and their B, as "
+            "in 1F1B; then B, then W.",
         ),
     ),
 )  # fmt: skip

@@ -63,13 +63,27 @@ def counted_from_one():
     ]
 
 
-@wrong("three_by_four", "in 24 slots; par is 12. In slot 1, rank 0 does nothing")
+@wrong("three_by_four", "but in 24 slots; 12 are enough.\nIn slot 1, rank 0 waits, although it could run F1 then.")
 def everybody_waits():
     rows = [[], [], []]
     for i in range(4):
         for rank, before, between in ((0, 0, 4), (1, 1, 2), (2, 2, 0)):
             rows[rank] += ["."] * before + [f"F{i}"] + ["."] * between + [f"B{i}"] + ["."] * before
     return [" ".join(row) for row in rows]
+
+
+@wrong("three_by_four", "but in 13 slots; 12 are enough.\nIn slot 9, rank 0 waits, although it could run B1 then.")
+def one_slot_of_slack():
+    return [
+        "F0 F1 F2 F3 .  .  .  .  B0 .  B1 B2 B3",
+        ".  F0 F1 F2 F3 .  .  B0 B1 B2 B3 .  .",
+        ".  .  F0 F1 F2 F3 B0 B1 B2 B3 .  .  .",
+    ]
+
+
+@wrong("three_by_four", "In the row of rank 1 there is 0 (of type int): a slot is a text such as 'F3'")
+def numbers_for_slots():
+    return [["F0", "F1"], [0, "F0", "F1"], [0, 0, "F0"]]
 
 
 @wrong("three_by_four", "'G0' is not an action")
@@ -292,6 +306,14 @@ def doubled_on_one_rank(stage):
         dist.all_reduce(stage.table.grad, group=ends)
 
 
+@wrong("sum_tied", "With one rank the first and the last are the same: there is nobody to sum with.")
+def group_of_one_rank_twice(stage):
+    rank, n = here()
+    ends = dist.new_group([0, n - 1])
+    if is_end(stage):
+        dist.all_reduce(stage.table.grad, group=ends)
+
+
 @wrong("sum_tied", "your function changed the weight table")
 def weights_in_place_of_gradients(stage):
     rank, n = here()
@@ -441,13 +463,16 @@ def receive(like, source, buffers):
     return buffer
 
 
-def pipeline(order, stage, inputs, targets, share=None, buffers=None, loss=lambda losses: sum(losses), each=None, send=dist.isend):
+def pipeline(
+    order, stage, inputs, targets, share=None, buffers=None, loss=lambda losses: sum(losses), each=None, send=dist.isend,
+    follow=True,
+):  # fmt: skip
     """Right, but for what is said otherwise."""
     rank, p = here()
     samples, kept, sent, losses = sum(map(len, inputs)), {}, [], []
     for kind, i in ((one[0], int(one[1:])) for one in order):
         if kind == "F":
-            x = inputs[i] if rank == 0 else receive(inputs[i], rank - 1, buffers).detach().requires_grad_()
+            x = inputs[i] if rank == 0 else receive(inputs[i], rank - 1, buffers).detach().requires_grad_(follow)
             y = stage(x)
             if rank < p - 1:
                 sent.append(send(y.detach(), rank + 1))
@@ -554,7 +579,12 @@ def library(order, stage, inputs, targets):
     return None if loss is None else loss.item()
 
 
-@wrong("run_order", "grad can be implicitly created only for scalar outputs")
+@wrong("run_order", "which autograd does not follow, so x.grad stays None. Let x require a gradient")
+def x_without_a_gradient(order, stage, inputs, targets):
+    return pipeline(order, stage, inputs, targets, follow=False)
+
+
+@wrong("run_order", "Everywhere else backward needs the gradient of what this rank sent: the next rank sends it back")
 def backward_without_a_gradient(order, stage, inputs, targets):
     (rank, p), kept, sent, total = here(), {}, [], 0.0
     for kind, i in ((one[0], int(one[1:])) for one in order):
@@ -617,6 +647,11 @@ def one_at_a_time(p, m, in_flight, split):
 @wrong("within_memory", "In slot 8, rank 1 waits, although it could run B1 then")
 def shorter_warm_up(p, m, in_flight, split):
     return shifted(p, m, in_flight, split)
+
+
+@wrong("within_memory", "in 33 slots; par is 32.\nNo rank waits while it could do something")
+def whatever_is_ready(p, m, in_flight, split):
+    return known(p, m, lambda p, m: schedules.greedy(p, m, in_flight, split, backward=2 - split))
 
 
 @wrong("within_memory", "Every W follows its B at once, as if backward were not split")
