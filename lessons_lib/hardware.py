@@ -72,7 +72,9 @@ class Link:
 
     @property
     def title(self) -> str:
-        """Name and bandwidth, as shown to a learner: "NVLink 4 (450 GB/s)"."""
+        """Name and bandwidth, as shown to a learner: "NVLink 4 (450 GB/s)"; the name alone from 1e18 bytes/s on."""
+        if self.name and self.bandwidth >= 1e18:
+            return self.name
         return f"{self.name or 'a link'} ({rate(self.bandwidth)})"
 
 
