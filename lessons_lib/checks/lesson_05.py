@@ -68,7 +68,7 @@ EXERCISES = (
         "run_order", ("order", "stage", "inputs", "targets"), NOTEBOOK, "hard", 30, "a pipeline on real ranks", judge_run_order,
         (
             "Go through `order` with a dictionary: what F made for microbatch i is kept until B of i needs it.",
-            "The lesson's forward_step and backward_step have all parts. F: take inputs[i], or receive_like it and let x require a "
+            "The lesson's forward_step and backward_step have all parts. F: take inputs[i], or receive x and let it require a "
             "gradient; send what comes out, detached, with isend. B: receive the gradient of what you sent, call backward with "
             "it, send x.grad.",
             "On the last rank what is kept is the loss, mean_loss(y, targets[i]) * len(inputs[i]) / (samples of all inputs), and "
