@@ -183,7 +183,8 @@ def test_for_a_token_two_machines_of_8_beat_one_of_16():
     """Latencies of a hierarchical all-reduce, 2 x 7 inside and 2 across, against the 30 of a ring."""
     for shape in (EIGHT_B, SEVENTY_B, GPT3):
         sixteen = regime(shape, "decode", 16)
-        assert replay(sixteen, Cluster(H100, 2, 8, NVLINK4, IB_NDR)).step_time < step(sixteen, NVLINK4)
+        for port in (IB_NDR, ETHERNET_100G):
+            assert replay(sixteen, Cluster(H100, 2, 8, NVLINK4, port)).step_time < step(sixteen, NVLINK4)
 
 
 def test_all_curves_meet_in_one_point_whatever_the_ranks():
