@@ -1,5 +1,6 @@
 """Lesson 05's judges: their references against others, right answers of other kinds, and tables that are garbage."""
 
+import functools
 import itertools
 import random
 from pathlib import Path
@@ -44,6 +45,31 @@ def test_the_best_cut_against_every_cut():
         cuts = [(0, *cut, layers) for cut in itertools.combinations(range(1, layers), p - 1)]
         best = min(max(sum(costs[a:b]) for a, b in itertools.pairwise(cut)) for cut in cuts)
         assert judge_stages.least_slowest(costs, p) == best
+
+
+def test_a_table_in_which_nobody_waits_for_nothing_takes_twelve_slots():
+    """So the check can always name a slot: it plays every such table of 3 ranks and 4 microbatches, from what is through."""
+    p, m = judge_schedules._RANKS, judge_schedules._MICROBATCHES
+
+    def ready(forwards, backwards, rank):
+        found = [("F", i) for i in range(m) if i not in forwards[rank] and (rank == 0 or i in forwards[rank - 1])]
+        own = forwards[rank] - backwards[rank]
+        return found + [("B", i) for i in own if rank == p - 1 or i in backwards[rank + 1]]
+
+    @functools.cache
+    def lengths(forwards, backwards):
+        if all(len(one) == m for one in backwards):
+            return frozenset([0])
+        found = set()
+        for choice in itertools.product(*[ready(forwards, backwards, rank) or [None] for rank in range(p)]):
+            done = [
+                tuple(one | {pick[1]} if pick and pick[0] == kind else one for one, pick in zip(before, choice))
+                for kind, before in (("F", forwards), ("B", backwards))
+            ]
+            found |= {1 + one for one in lengths(*done)}
+        return frozenset(found)
+
+    assert lengths((frozenset(),) * p, (frozenset(),) * p) == {12}
 
 
 def test_one_process_of_the_judge_against_a_whole_batch():
