@@ -325,6 +325,7 @@ def test_what_the_widget_answers():
         if n != names[1]
         for p in (20, 24, 32)
     }
+    assert max(one.total for one in setting(names[1], 32, 32).memory) <= H100.memory
     assert 1 < room["1F1B", 20] < 1.05 and [key for key, part in room.items() if part <= 1] == [("1F1B", 24), ("1F1B", 32)]
 
 

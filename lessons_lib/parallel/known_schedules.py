@@ -58,9 +58,9 @@ def interleaved(p: int, m: int, v: int) -> list[list[Action]]:
 
 
 def zero_bubble_h1(p: int, m: int) -> list[list[Action]]:
-    """1F1B whose backward is split: B, the gradient of the input, as early as in 1F1B; W, that of the weights, `rank` rounds later.
+    """1F1B whose backward is split: B, the gradient of the input, as early as can be; W, that of the weights, `rank` rounds later.
 
-    No rank keeps more microbatches than the first one does under 1F1B, p. Source: arXiv:2401.10241, section 2.3 (ZB-H1).
+    No rank keeps more microbatches than the first one does under 1F1B, p. Source: arXiv:2401.10241, section 2 (ZB-H1).
     """
     orders = []
     for rank, order in enumerate(one_f_one_b(p, m)):
