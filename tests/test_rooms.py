@@ -18,7 +18,8 @@ FILES = {
     "environment": "environment lab",
     "recorder": "recorder watch",
     "pipelines": "pipelines stage_costs",
-    "schedules": "parallel.actions parallel.cuts parallel.known_schedules parallel.schedule_calls parallel.schedule_table parallel.schedules",
+    "schedules": "parallel.actions parallel.cuts parallel.known_schedules parallel.schedule_calls parallel.schedule_table "
+    "parallel.schedules",
 }
 GROUND = {"errors", "hardware", "recording", "sources"}
 MAY_CALL = {
