@@ -164,3 +164,8 @@ def test_clusters_of_impossible_sizes(bad):
 def test_rates_in_words(bandwidth, text):
     assert rate(bandwidth) == text
     assert Link(bandwidth, 0, "x").title == f"x ({text})"
+
+
+def test_a_link_that_takes_no_time_is_shown_by_its_name_alone():
+    assert Link(1e18, 0, "no time").title == Link(1e30, 0, "no time").title == "no time"
+    assert Link(1e18, 0).title == "a link (1,000,000,000 GB/s)"
