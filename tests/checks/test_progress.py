@@ -40,7 +40,7 @@ def test_tries_hints_and_what_is_done_are_kept(file, capsys):
     shown = progress()
     assert list(shown.table)[0] == ("01.transfer_time", "warm-up", "yes", 2, 1)
     assert shown.sentence == f"1 of {len([e for e in exercises().values() if e.key.startswith('01.')])} done. Next: exchange."
-    assert "<td>01.transfer_time</td>" in shown._repr_html_() and "02." not in repr(shown)
+    assert ">01.transfer_time</td>" in shown._repr_html_() and "02." not in repr(shown)
 
 
 def test_nothing_yet(file):
