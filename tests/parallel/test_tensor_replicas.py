@@ -233,7 +233,8 @@ def test_what_cannot_be_cut_is_refused_in_a_sentence():
 
 # ---- without the course ----------------------------------------------------------------------------------------------------
 
-PROGRAM = """import sys
+PROGRAM = """import os
+import sys
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -255,8 +256,9 @@ assert torch.allclose(got, loss)
 assert tensor.gradient_norm(a) == 0
 others = [m for m in sys.modules if m.startswith("lessons_lib.") and "parallel" not in m]
 print(f"rank {rank} of {n}: {others}\\n", end="")
-dist.barrier()  # a rank that ends while others still talk may abort
-dist.destroy_process_group()
+dist.barrier()
+sys.stdout.flush()
+os._exit(0)  # gloo's threads, taken down while others still use theirs, may abort a rank that is done
 """
 
 
