@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from . import splitting
 from .activations import kept, published
 from .hardware import number, whole
 from .parallel.actions import check_orders, size_of
@@ -76,7 +77,7 @@ def balanced_layers(shape: Shape, stages: int, sequence: int) -> list[int]:
 def boundary_bytes(shape: Shape, sequence: int, microbatch: int = 1) -> int:
     """Bytes of one message between stages, forward or backward: b s h numbers of 2 bytes. Source: arXiv:2104.04473, section 2.2."""
     b, s = _checked(shape, microbatch, sequence)
-    return b * s * shape.hidden * BYTES
+    return int(splitting.boundary_bytes(b, s, shape.hidden, BYTES))
 
 
 def work_of_stages(shape: Shape, stages: int, sequence: int, microbatch: int = 1, *, layers=None, split=False, recompute="none"):

@@ -15,7 +15,7 @@ from ..plots.svg import image
 from ..plots.wording import format_time, percent
 from ..replay.timeline import size_text
 from ..stored import hiding_rule, key_of, paragraph, show
-from .sliders import LinkSliders, labelled, named_link, notched, slider_range
+from .sliders import LinkSliders, labelled, moved, notched, slider_range
 
 __all__ = ["CollectiveExplorer", "compare_collectives"]
 
@@ -92,13 +92,10 @@ class CollectiveExplorer(widgets.VBox):
         self._draw()
 
     def _link_moved(self, change) -> None:
-        if math.isclose(change["old"], change["new"]):  # the browser computes 10**x with another last digit, and says so
-            return
-        is_latency = change["owner"] is self.latency
-        bandwidth = self._now.bandwidth if is_latency else change["new"] * 1e9
-        latency = change["new"] * 1e-6 if is_latency else self._now.latency
-        self._now = named_link(bandwidth, latency, (self._given, *LINKS))
-        self._changed(change)
+        link = moved(change, self._now, change["owner"] is self.latency, (self._given, *LINKS))
+        if link is not None:
+            self._now = link
+            self._changed(change)
 
     # ---- computing -------------------------------------------------------------------------------------------------
 

@@ -6,7 +6,6 @@ Moving the link costs one replay; anything else a new recording, whose events ar
 from __future__ import annotations
 
 import asyncio
-import math
 from dataclasses import replace as changed
 
 import ipywidgets as widgets
@@ -22,7 +21,7 @@ from ..replay.timeline import size_text
 from ..shapes import Shape
 from ..stored import hiding_rule, key_of, paragraph, show
 from .pipeline_setting import INTERLEAVED, SCHEDULES, Setting, finding, room, slowest
-from .sliders import LinkSliders, device_name, labelled, named_link, notched, slider_range
+from .sliders import LinkSliders, device_name, labelled, moved, notched, slider_range
 
 __all__ = ["PipelineExplorer", "explore_pipeline"]
 
@@ -124,13 +123,10 @@ class PipelineExplorer(widgets.VBox):
         self._panels_soon()
 
     def _link_moved(self, change) -> None:
-        if math.isclose(change["old"], change["new"]):  # the browser computes 10**x with another last digit, and says so
-            return
-        is_latency = change["owner"] is self.latency
-        bandwidth = self.link.bandwidth if is_latency else change["new"] * 1e9
-        latency = change["new"] * 1e-6 if is_latency else self.link.latency
-        self.link = named_link(bandwidth, latency, (self._given, *LINKS))
-        self._update()
+        link = moved(change, self.link, change["owner"] is self.latency, (self._given, *LINKS))
+        if link is not None:
+            self.link = link
+            self._update()
 
     def _update(self) -> None:
         try:

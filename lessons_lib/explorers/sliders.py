@@ -89,6 +89,15 @@ def named_link(bandwidth: float, latency: float, known=LINKS) -> Link:
     return Link(bandwidth, latency, f"a link like {near.name}" if near else "")
 
 
+def moved(change, link: Link, is_latency: bool, known=LINKS) -> Link | None:
+    """The link after a move of its bandwidth slider (GB/s) or latency slider (us); None if nothing moved."""
+    if math.isclose(change["old"], change["new"]):  # the browser computes 10**x with another last digit, and says so
+        return None
+    if is_latency:
+        return named_link(link.bandwidth, change["new"] * 1e-6, known)
+    return named_link(change["new"] * 1e9, link.latency, known)
+
+
 def device_name(device) -> str:
     return device.name or "a device of your own"
 
