@@ -3,19 +3,15 @@
 python tests/benchmarks/bench_data_parallel.py [notebooks] [widget] [throttle]      (all without a word)
 """
 
-import subprocess
 import sys
-import tempfile
-import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "browser"), str(Path(__file__).parent)]
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
-from bench_slider import CLOCK, opened, pressed  # noqa: E402
-from conftest import FLAGS, find_chromium  # noqa: E402
-from lab_server import JupyterLab  # noqa: E402
+from _lesson import page_with, under_nbval  # noqa: E402
+from bench_slider import CLOCK, pressed  # noqa: E402
 from test_data_parallel import widget_cells  # noqa: E402
 from torch import nn  # noqa: E402
 
@@ -26,38 +22,15 @@ from lessons_lib.parallel import data  # noqa: E402
 LINK = Link(50e6, 1e-3, "50 MB/s, 1 ms")
 
 
-def notebooks() -> None:
-    """Seconds of the lesson and of its solutions under nbval, strict."""
-    for name in ("notebooks/03_data_parallel.ipynb", "solutions/03_data_parallel.ipynb"):
-        if not (ROOT / name).is_file():
-            print(f"{name} is not there")
-            continue
-        start = time.perf_counter()
-        ran = subprocess.run([sys.executable, "-m", "pytest", "-q", name], cwd=ROOT, capture_output=True, text=True)
-        told = ran.stdout.strip().splitlines()[-1]
-        print(f"{name} under nbval: {time.perf_counter() - start:.0f} s (measured; at most 90 on 2 cores): {told}")
-
-
 def widget() -> None:
     """From key press to drawn picture, in the page's own clock: the lesson's recordings at 1.3 billion parameters."""
-    from playwright.sync_api import sync_playwright
-
-    with tempfile.TemporaryDirectory() as scratch, sync_playwright() as playwright:
-        folder = Path(scratch, "notebooks")
-        folder.mkdir()
-        browser = playwright.chromium.launch(executable_path=find_chromium(), args=FLAGS)
-        try:
-            with JupyterLab(folder, Path(scratch)) as lab:
-                page = browser.new_page(viewport={"width": 1280, "height": 900})
-                notebook = opened(page, lab, "buckets.ipynb", widget_cells())
-                for number, what in enumerate(("bucket size", "bandwidth", "latency")):
-                    handle = page.locator(".noUi-handle").nth(number)
-                    handle.evaluate(CLOCK)
-                    presses = 6 if what == "bucket size" else 30  # it has five notches, and begins at the last
-                    time_shown = pressed(page, notebook, handle, ("ArrowLeft", "ArrowRight"), presses)
-                    print(f"widget of lesson 03, {what}: {time_shown} (measured)")
-        finally:
-            browser.close()
+    with page_with(widget_cells()) as (page, notebook):
+        for number, what in enumerate(("bucket size", "bandwidth", "latency")):
+            handle = page.locator(".noUi-handle").nth(number)
+            handle.evaluate(CLOCK)
+            presses = 6 if what == "bucket size" else 30  # it has five notches, and begins at the last
+            time_shown = pressed(page, notebook, handle, ("ArrowLeft", "ArrowRight"), presses)
+            print(f"widget of lesson 03, {what}: {time_shown} (measured)")
 
 
 def flat(model):
@@ -101,7 +74,7 @@ def throttle() -> None:
 
 
 def main() -> None:
-    tasks = {"notebooks": notebooks, "widget": widget, "throttle": throttle}
+    tasks = {"notebooks": lambda: under_nbval("03_data_parallel"), "widget": widget, "throttle": throttle}
     for name in sys.argv[1:] or tasks:
         tasks[name]()
 

@@ -4,17 +4,14 @@ python tests/benchmarks/bench_pipeline_parallel.py
 """
 
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "browser"), str(Path(__file__).parent)]
-from bench_slider import CLOCK, opened, pressed  # noqa: E402
-from conftest import FLAGS, find_chromium  # noqa: E402
-from lab_server import JupyterLab  # noqa: E402
+from _lesson import page_with, under_nbval  # noqa: E402
+from bench_slider import CLOCK, pressed  # noqa: E402
 from test_pipeline_parallel import SETUP, lesson_cell  # noqa: E402
 
 from lessons_lib import Cluster, replay, shapes  # noqa: E402
@@ -41,44 +38,21 @@ def recordings() -> None:
         print(f"p = {p}, m = {m}: recording {writing:.1f} ms, replay {replaying:.1f} ms at the median (measured)")
 
 
-def notebooks() -> None:
-    """Seconds of the lesson and of its solutions under nbval, strict."""
-    for name in ("notebooks/05_pipeline_parallel.ipynb", "solutions/05_pipeline_parallel.ipynb"):
-        if not (ROOT / name).is_file():
-            print(f"{name} is not there")
-            continue
-        start = time.perf_counter()
-        ran = subprocess.run([sys.executable, "-m", "pytest", "-q", name], cwd=ROOT, capture_output=True, text=True)
-        told = ran.stdout.strip().splitlines()[-1]
-        print(f"{name} under nbval: {time.perf_counter() - start:.0f} s (measured; at most 90 on 2 cores): {told}")
-
-
 def widget() -> None:
     """From key press to drawn picture, in the page's own clock, for every slider of the lesson's widget."""
-    from playwright.sync_api import sync_playwright
-
-    with tempfile.TemporaryDirectory() as scratch, sync_playwright() as playwright:
-        folder = Path(scratch, "notebooks")
-        folder.mkdir()
-        browser = playwright.chromium.launch(executable_path=find_chromium(), args=FLAGS)
-        try:
-            with JupyterLab(folder, Path(scratch)) as lab:
-                page = browser.new_page(viewport={"width": 1280, "height": 1000})
-                notebook = opened(page, lab, "pipeline.ipynb", [SETUP, lesson_cell()])
-                for what, presses in PRESSES.items():
-                    label = page.locator(f".widget-label:visible:has-text('{what}')").first
-                    slider = "xpath=following-sibling::*[contains(@class,'widget-slider') or contains(@class,'slider')]"
-                    handle = label.locator(slider).first.locator(".noUi-handle")
-                    handle.evaluate(CLOCK)
-                    times = pressed(page, notebook, handle, ("ArrowLeft", "ArrowRight"), presses)
-                    print(f"widget of lesson 05, {what}: {times} (measured)")
-        finally:
-            browser.close()
+    with page_with([SETUP, lesson_cell()], height=1000) as (page, notebook):
+        for what, presses in PRESSES.items():
+            label = page.locator(f".widget-label:visible:has-text('{what}')").first
+            slider = "xpath=following-sibling::*[contains(@class,'widget-slider') or contains(@class,'slider')]"
+            handle = label.locator(slider).first.locator(".noUi-handle")
+            handle.evaluate(CLOCK)
+            times = pressed(page, notebook, handle, ("ArrowLeft", "ArrowRight"), presses)
+            print(f"widget of lesson 05, {what}: {times} (measured)")
 
 
 def main() -> None:
     recordings()
-    notebooks()
+    under_nbval("05_pipeline_parallel")
     widget()
 
 

@@ -3,17 +3,14 @@
 python tests/benchmarks/bench_tensor_parallel.py
 """
 
-import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tests" / "browser"), str(Path(__file__).parent)]
-from bench_slider import CLOCK, opened, pressed  # noqa: E402
-from conftest import FLAGS, find_chromium  # noqa: E402
-from lab_server import JupyterLab  # noqa: E402
+from _lesson import page_with, under_nbval  # noqa: E402
+from bench_slider import CLOCK, pressed  # noqa: E402
 from test_tensor_parallel_facts import EIGHT_B, GPT3, SEVENTY_B, regime, step  # noqa: E402
 
 from lessons_lib.hardware import NVLINK4  # noqa: E402
@@ -41,43 +38,20 @@ def recordings() -> None:
         print(f"over NVLink 4 eight are {one / eight:.2f} times as fast (replayed)")
 
 
-def notebooks() -> None:
-    """Seconds of the lesson and of its solutions under nbval, strict."""
-    for name in ("notebooks/04_tensor_parallel.ipynb", "solutions/04_tensor_parallel.ipynb"):
-        if not (ROOT / name).is_file():
-            print(f"{name} is not there")
-            continue
-        start = time.perf_counter()
-        ran = subprocess.run([sys.executable, "-m", "pytest", "-q", name], cwd=ROOT, capture_output=True, text=True)
-        told = ran.stdout.strip().splitlines()[-1]
-        print(f"{name} under nbval: {time.perf_counter() - start:.0f} s (measured; at most 90 on 2 cores): {told}")
-
-
 def widget() -> None:
     """From key press to drawn picture, in the page's own clock."""
-    from playwright.sync_api import sync_playwright
-
-    with tempfile.TemporaryDirectory() as scratch, sync_playwright() as playwright:
-        folder = Path(scratch, "notebooks")
-        folder.mkdir()
-        browser = playwright.chromium.launch(executable_path=find_chromium(), args=FLAGS)
-        try:
-            with JupyterLab(folder, Path(scratch)) as lab:
-                page = browser.new_page(viewport={"width": 1280, "height": 900})
-                notebook = opened(page, lab, "tensor.ipynb", [CELL])
-                for number, what in enumerate(("ranks", "bandwidth", "latency")):
-                    handle = page.locator(".noUi-handle").nth(number)
-                    handle.evaluate(CLOCK)
-                    presses = 6 if what == "ranks" else 30  # it has five notches, and begins at the last
-                    time_shown = pressed(page, notebook, handle, ("ArrowLeft", "ArrowRight"), presses)
-                    print(f"widget of lesson 04, {what}: {time_shown} (measured)")
-        finally:
-            browser.close()
+    with page_with([CELL]) as (page, notebook):
+        for number, what in enumerate(("ranks", "bandwidth", "latency")):
+            handle = page.locator(".noUi-handle").nth(number)
+            handle.evaluate(CLOCK)
+            presses = 6 if what == "ranks" else 30  # it has five notches, and begins at the last
+            time_shown = pressed(page, notebook, handle, ("ArrowLeft", "ArrowRight"), presses)
+            print(f"widget of lesson 04, {what}: {time_shown} (measured)")
 
 
 def main() -> None:
     recordings()
-    notebooks()
+    under_nbval("04_tensor_parallel")
     widget()
 
 
